@@ -3,7 +3,9 @@
 It runs in vLLM's environment, and needs nothing of Helmsight but the plugin. MODEL is a folder with a model for
 pictures, small enough to be loaded twice in float32. Plain, steered and contrasted greedy answers, many at once, must
 have the tokens of transformers, and states after each layer must agree; first uncompiled, then as vLLM compiles by
-default. The last line says whether all did.
+default. Where the server reads attention (with `HELMSIGHT_ATTENTION=torch` in the environment on a GPU), the shares that
+rows give to the picture and to the rest of the prompt must be those of eager attention, on a GPU in bfloat16 too, which
+other backends take than float32. The last line says whether all did.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,12 +35,20 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-PORT, STEPS, NAME = 8765, 12, "check"
+STEPS, NAME = 12, "check"
 TOLERANCE = 2e-3
 """Most that a layer's state may differ by, relative to its norm; kernels of GPUs sum in other orders."""
+SHARES = {"float32": 5e-3, "bfloat16": 2e-2}
+"""Most that a share of a layer's attention may differ by, mean over rows."""
+ROWS = 4
+"""The number of the prompt's last rows whose attention is compared, beside that of generated tokens."""
 MARGIN = 1e-2
 """Nats between the likeliest tokens below which rounding may choose either; nothing is compared from there on."""
 QUESTIONS = ("What is in the picture?", "Name a colour, then an animal.", "Is the sea green? Why?", "Count to five.")
+with socket.socket() as _free:
+    _free.bind(("127.0.0.1", 0))
+    PORT = _free.getsockname()[1]  # no other server's, which would answer in its place
+ASKED = os.environ.get("HELMSIGHT_ATTENTION") == "torch"
 MODES = {"uncompiled": ["--enforce-eager"], "compiled": []}
 
 
@@ -46,7 +57,8 @@ class Reference:
 
     def __init__(self, model: Path, device: str):
         self.processor = AutoProcessor.from_pretrained(model)
-        self.model = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).to(device).eval()
+        eager = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+        self.model = eager.to(device).eval()
         text = self.model.config.get_text_config()
         lists = [module for name, module in self.model.named_modules() if name.endswith("layers") and "vis" not in name]
         self.layers = next(module for module in lists if len(module) == text.num_hidden_layers)
@@ -63,8 +75,11 @@ class Reference:
     @torch.inference_mode()
     def answer(
         self, inputs: dict[str, Any], scale: float, other: dict[str, Any] | None = None, weight: float = 1.0
-    ) -> tuple[list[int], list[float], torch.Tensor]:
-        """Return greedy tokens, their margins, and the states of the prompt's last token; `other`: a contrast's prompt."""
+    ) -> tuple[list[int], list[float], torch.Tensor, dict[str, torch.Tensor]]:
+        """Return greedy tokens, their margins, the states of the prompt's last token, and shares of attention.
+
+        other: a contrast's prompt.
+        """
         tokens, margins, states = list[int](), list[float](), None
         for _ in range(STEPS):
             logits, seen = self._logits(inputs, tokens, scale)
@@ -74,9 +89,27 @@ class Reference:
             top = logits.log_softmax(-1).topk(2).values
             margins.append(float(top[0] - top[1]))
             tokens.append(int(logits.argmax()))
-        return tokens, margins, states
+        return tokens, margins, states, self._shares(inputs, tokens, scale)
+
+    def labels(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return 0 for a prompt's tokens of pictures, and 1 for others."""
+        return (inputs["input_ids"][0] != self.model.config.image_token_id).long()
+
+    def _shares(self, inputs: dict[str, Any], tokens: list[int], scale: float) -> dict[str, torch.Tensor]:
+        """Return the attention that rows of a group give to each label, (layers, labels), means over heads and rows."""
+        labels, length = torch.nn.functional.one_hot(self.labels(inputs), 2).float(), inputs["input_ids"].shape[1]
+        seen = self._forward(inputs, tokens[:-1], scale, output_attentions=True)[0].attentions
+        by_label = torch.stack([layer[0].float().mean(0).cpu()[:, :length] @ labels for layer in seen])
+        return {"question": by_label[:, length - ROWS : length].mean(1), "generated": by_label[:, length:].mean(1)}
 
     def _logits(self, inputs: dict[str, Any], tokens: list[int], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        out, states = self._forward(inputs, tokens, scale)
+        return out.logits[0, -1].float().cpu(), states
+
+    def _forward(
+        self, inputs: dict[str, Any], tokens: list[int], scale: float, **more: Any
+    ) -> tuple[Any, torch.Tensor]:
+        """Return the model's output, and the states of the prompt's last token."""
         device, seen = self.model.device, list[torch.Tensor]()
         length = inputs["input_ids"].shape[1]
 
@@ -96,8 +129,8 @@ class Reference:
         with ExitStack() as stack:
             for number, layer in enumerate(self.layers):
                 stack.callback(layer.register_forward_hook(hook(number)).remove)
-            out = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **rest)
-        return out.logits[0, -1].float().cpu(), torch.stack(seen)
+            out = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **rest, **more)
+        return out, torch.stack(seen)
 
 
 def save_vector(direction: torch.Tensor, folder: Path) -> str:
@@ -116,8 +149,8 @@ def served(model: Path, vectors: Path, flags: list[str]) -> Any:
     """Serve the model with the plugin on this machine until the block ends."""
     environment = os.environ | {"VLLM_PLUGINS": "helmsight", "HELMSIGHT_VECTORS": str(vectors), "HF_HUB_OFFLINE": "1"}
     command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(PORT), "--dtype", "float32",
-        "--max-model-len", "1024", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.5", *flags,
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(PORT),
+        "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.5", *flags,
     ]  # fmt: skip
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
@@ -173,13 +206,15 @@ def bodies(reference: Reference, digest: str, pictures: bool) -> dict[str, tuple
     every, layers = {}, list(range(len(reference.layers)))
     for question in QUESTIONS:
         inputs, ids = reference.prompt(question, picture)
-        sampling = {"max_tokens": STEPS, "ignore_eos": True}
+        sampling, length = {"max_tokens": STEPS, "ignore_eos": True}, inputs["input_ids"].shape[1]
+        labels = [[label, 1] for label in reference.labels(inputs).tolist()]
         plain = {
             "prompt": prompt_body(inputs, ids),
             "images": images,
             "sampling": sampling,
             "seed": 0,
             "state_position": -1,
+            "attention": {"labels": labels, "rows": {"question": [[length - ROWS, length]]}},
         }
         for scale in (0.0, 0.1 * norm, -0.1 * norm):
             vector = {
@@ -198,16 +233,22 @@ def bodies(reference: Reference, digest: str, pictures: bool) -> dict[str, tuple
     return every
 
 
-def faults(name: str, tokens: list[int], taken: dict[str, Any], expected: Any) -> list[str]:
-    """Return what an answer has otherwise than plain transformers."""
-    right, margins, states = expected
-    data = np.frombuffer(base64.b64decode(taken["states"]["data"]), "<f4").copy()
-    gaps = (torch.from_numpy(data).view_as(states) - states).norm(dim=-1) / states.norm(dim=-1)
-    wrong = (
-        [f"{name}: the state after layer {int(gaps.gt(TOLERANCE).nonzero()[0])} differs"]
-        if gaps.max() > TOLERANCE
-        else []
-    )
+def faults(name: str, tokens: list[int], taken: dict[str, Any], expected: Any, dtype: str) -> list[str]:
+    """Return what an answer has otherwise than plain transformers; of one in bfloat16, attention alone is compared."""
+    right, margins, states, shares = expected
+    wrong = list[str]()
+    if "attention" in taken:
+        # Generated tokens are rows of both only where they are the same.
+        for group in ("question", "generated") if tokens == right else ("question",):
+            rows = ROWS if group == "question" else STEPS - 1
+            gaps = (numbers(taken["attention"][group]) / rows - shares[group]).abs().amax(1)
+            if gaps.max() > SHARES[dtype]:
+                wrong.append(f"{name}: attention of layer {int(gaps.argmax())} differs by {gaps.max():.4f} ({group})")
+    if dtype != "float32":
+        return wrong
+    gaps = (numbers(taken["states"]) - states).norm(dim=-1) / states.norm(dim=-1)
+    if gaps.max() > TOLERANCE:
+        wrong.append(f"{name}: the state after layer {int(gaps.gt(TOLERANCE).nonzero()[0])} differs")
     for place, (one, two, margin) in enumerate(zip(tokens, right, margins, strict=True)):
         if margin < MARGIN:
             break
@@ -216,23 +257,35 @@ def faults(name: str, tokens: list[int], taken: dict[str, Any], expected: Any) -
     return wrong
 
 
+def numbers(array: dict[str, Any]) -> torch.Tensor:
+    """Return an array of an answer's measurements."""
+    return torch.from_numpy(np.frombuffer(base64.b64decode(array["data"]), "<f4").copy()).view(array["shape"])
+
+
 def check(model: Path, device: str, pictures: bool) -> list[str]:
     """Return the faults of all modes."""
     reference, wrong = Reference(model, device), list[str]()
     with tempfile.TemporaryDirectory() as vectors:
         every = bodies(reference, save_vector(reference.direction, Path(vectors)), pictures)
         del reference.model
-        for mode, flags in MODES.items():
+        modes = MODES | ({"bfloat16": ["--enforce-eager", "--dtype", "bfloat16"]} if device != "cpu" and ASKED else {})
+        for mode, flags in modes.items():
+            dtype = "bfloat16" if mode == "bfloat16" else "float32"
             limit = ["--limit-mm-per-prompt", '{"image": 1, "video": 0}']
             with served(model, Path(vectors), [*flags, *limit]) as facts, ThreadPoolExecutor(16) as threads:
                 print(mode, "serves", facts["vllm"], "on", facts["device"], "and can", *facts["can"])
                 began = time.monotonic()
-                names = [*every] * 4
-                answers = list(threads.map(lambda name: ask(every[name][0]), names))
+                names = [*every] * (4 if dtype == "float32" else 1)
+                unread = () if "attention" in facts["can"] else ("attention",)
+                asked = {name: {key: value for key, value in body.items() if key not in unread}
+                         for name, (body, _) in every.items()}  # fmt: skip
+                answers = list(threads.map(lambda name, asked=asked: ask(asked[name]), names))
                 steps = get("/v1/helmsight/steps")
                 print(mode, f"{len(names)} answers in {time.monotonic() - began:.1f} s;", steps)
                 found = [fault for name, (tokens, taken) in zip(names, answers, strict=True)
-                         for fault in faults(name, tokens, taken, every[name][1])]  # fmt: skip
+                         for fault in faults(name, tokens, taken, every[name][1], dtype)]  # fmt: skip
+                if ASKED and (unread or not steps["paged_layers"]):
+                    found.append("attention was not read from paged keys")
                 if steps["steered"] == 0:
                     found.append("no step was steered")
                 wrong += [f"{mode}: {fault}" for fault in found]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from helmsight_vllm.arrays import array_of
+from helmsight_vllm.arrays import array_of, sent
 from helmsight_vllm.plan import NONE, Attention, Ints, Plan
 from helmsight_vllm.table import AdditionTable
 
@@ -33,6 +33,7 @@ class Answer:
         self.steers = bool(self._rows.any())
         self.sums: dict[str, torch.Tensor] = {}
         self._decoded: list[tuple[int, torch.Tensor]] = []
+        self._labels: torch.Tensor | None = None  # on the device where attention is summed
         self.inverse = torch.zeros(layers, plan.steered or 0)
         self._thought = torch.zeros(layers, 2)
         self._thoughts: dict[int, torch.Tensor] = {}  # by position of a generated token
@@ -54,7 +55,8 @@ class Answer:
             )
 
     def release(self) -> None:
-        """Give the rows of the table back."""
+        """Give the rows of the table back, and what is on a device."""
+        self._labels = None
         for terms in self.plan.additions:
             self._table.release(terms)
 
@@ -72,6 +74,13 @@ class Answer:
         prompt = self.plan.attention.labels[start:stop]
         labels[: len(prompt)] = prompt
         return labels
+
+    def labels_on(self, device: torch.device) -> torch.Tensor:
+        """Return the labels of the prompt's tokens (length,) on a device, where they stay while the answer runs."""
+        if self._labels is None:
+            assert self.plan.attention is not None
+            self._labels = sent(self.plan.attention.labels, device)
+        return self._labels
 
     def looks_at(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the ranges of positions from start to stop whose attention is read."""

@@ -12,9 +12,10 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
 
 from helmsight_vllm.answer import Answer
-from helmsight_vllm.attention import AttentionReader, Look, readable
+from helmsight_vllm.arrays import sent
+from helmsight_vllm.attention import AttentionReader, method_of
 from helmsight_vllm.layers import decoder_layers, extend, observe
-from helmsight_vllm.maps import MapLook
+from helmsight_vllm.looks import MapLook, Span
 from helmsight_vllm.masks import chosen_by_picture
 from helmsight_vllm.plan import Ints, Plan, plan_in
 from helmsight_vllm.table import AdditionTable
@@ -55,9 +56,8 @@ class Runtime:
         for number, (layer, _) in layers.items():
             extend(layer, number, self.table.rows[number], self._rows)
         attentions = {number: attention for number, (_, attention) in layers.items()}
-        # Kernels that let a picture's tokens see each other are called otherwise.
-        self.reads_attention = all(map(readable, attentions.values())) and not model.is_mm_prefix_lm
-        self._reader = AttentionReader(attentions) if self.reads_attention else None
+        method = method_of(attentions, config, runner.device)
+        self._reader = None if method is None else AttentionReader(attentions, method)
         self.steps = {"all": 0, "steered": 0}
         self._written = 0  # the number of rows that the last step wrote
         self.answers: dict[str, Answer | None] = {}  # by request; None for one without a plan
@@ -69,10 +69,14 @@ class Runtime:
         self._think: Chosen | None = None
         self._seen: list[torch.Tensor] = []
         self._before: dict[int, torch.Tensor] = {}
-        self._looked: list[Answer] = []
         self._pictured: list[tuple[Answer, Ints, Ints]] = []  # with rows of the step, and numbers of patches
         self._due: list[tuple[Answer, int, int, MapLook]] = []  # with places in the batch, and numbers of tokens
         observe(self)
+
+    @property
+    def reads_attention(self) -> bool:
+        """True where attention can be read of every layer; known when the cache is there."""
+        return self._reader is not None and self._reader.method.plain()
 
     # -- each step -----------------------------------------------------------------------------------------------------
 
@@ -120,17 +124,11 @@ class Runtime:
 
     def end(self, output: Any) -> None:
         """Gather what the pass has shown; `output` is the model's, of which the first are the normalised last states."""
-        if self._reader is not None:
-            self._reader.maps.looks = []
         for answer, rows, patches in self._pictured:
             last = output[0] if isinstance(output, tuple) else output
             answer.add_image_states(patches, last[torch.from_numpy(rows).to(last.device)].to("cpu", torch.float32))
-        if self._reader is not None and (step := self._reader.end()) is not None:
-            first = 0
-            for answer, look in zip(self._looked, step.looks, strict=True):
-                end = first + look.stop - look.start
-                answer.add_attention(look.start, look.stop, step.sums[:, first:end])
-                first = end
+        if self._reader is not None:
+            self._reader.end()
         if self._states is not None and self._seen:
             states = torch.stack(self._seen).to("cpu", torch.float32)
             for answer, begin, end, start in self._states.parts:
@@ -148,7 +146,7 @@ class Runtime:
                 states: Any = answer.image_states
                 scores = self._runner.model.compute_logits(states.to(logits.device, self.table.rows.dtype))
                 activation = scores[:, logits[place].argmax()].float().relu().cpu()
-                attention = mean_over_ranks(look.sums / len(look.layers))
+                attention = mean_over_ranks(look.sums / len(look.layers)).cpu()
                 mask: Any = answer.plan.mask
                 sizes = [len(image) for image in mask["images"]]
                 answer.add_mask(tokens, chosen_by_picture(attention, activation, sizes, mask["top"]))
@@ -261,18 +259,14 @@ class Runtime:
         return Chosen(torch.tensor(rows, device=self._rows.device), chosen) if rows else None
 
     def _begin_reading(self, reader: AttentionReader, parts: list[tuple[Answer, int, int, int, int]]) -> None:
-        self._looked, looks, rows, labels, width = [], list[Look](), list[Ints](), list[Ints](), 0
-        for answer, place, first, start, stop in parts:
-            if answer.plan.attention is None:
-                continue
-            rows.append(np.arange(first, first + stop - start))
-            labels.append(answer.labels_at(start, stop))
-            width = max(width, answer.plan.attention.count)
-            for begin, end in answer.looks_at(max(start, answer.counted), stop):
-                looks.append(Look(place, first + begin - start, begin, end))
-                self._looked.append(answer)
-        if rows:
-            reader.begin(looks, np.concatenate(rows), np.concatenate(labels), self._layers, width)
+        spans = [
+            Span(answer, place, first, start, stop, answer.looks_at(max(start, answer.counted), stop))
+            for answer, place, first, start, stop in parts
+            if answer.plan.attention is not None
+        ]
+        if spans:
+            width = max(answer.plan.attention.count for answer, *_ in parts if answer.plan.attention is not None)
+            reader.begin(spans, self._layers, width)
 
     def _begin_maps(self, reader: AttentionReader, parts: list[tuple[Answer, int, int, int, int]]) -> None:
         for answer, place, first, start, stop in parts:
@@ -280,10 +274,11 @@ class Runtime:
             if len(patches):
                 self._pictured.append((answer, first - start + answer.image_columns[patches], patches))
             if answer.is_due(stop):
-                columns, mask = torch.from_numpy(answer.image_columns), answer.plan.mask or {}
+                mask = answer.plan.mask or {}
+                columns = sent(answer.image_columns, reader.method.device)
                 look = MapLook(place, first + stop - start - 1, stop, columns, mask["layers"])
                 self._due.append((answer, place, stop - answer.plan.length, look))
-        reader.maps.looks = [look for *_, look in self._due]
+        reader.maps = [look for *_, look in self._due]
 
     def _forget(self) -> None:
         """Release what requests hold that the runner no longer has."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from helmsight_vllm import paged
 from helmsight_vllm.layers import eager_calls
 from helmsight_vllm.pairs import contrast_in
 from helmsight_vllm.runtime import Runtime
@@ -54,9 +55,11 @@ class Worker(PlatformWorker):
     def helmsight_steps(self) -> dict[str, int]:
         """Return how many steps there were, in how many a vector was added, and how many layers ran uncompiled.
 
-        Beside them are the number of answers that run, and of ended ones whose measurements wait to be fetched.
+        Beside them are how often attention was read from a layer's paged keys, and the numbers of answers that run, and of
+        ended ones whose measurements wait to be fetched.
         """
-        return {**self.helmsight.steps, "eager_layers": eager_calls["layers"], **self.helmsight.held()}
+        layers = {"eager_layers": eager_calls["layers"], "paged_layers": paged.calls["layers"]}
+        return {**self.helmsight.steps, **layers, **self.helmsight.held()}
 
     def helmsight_facts(self) -> dict[str, Any]:
         """Return what this worker can do, and the number of its groups of layers with cache blocks of their own."""

@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LAYERS = "model_executor/layers/attention"
-CPU = "v1/attention/backends/cpu_attn.py"
+BACKENDS = "v1/attention/backends"
+CPU = f"{BACKENDS}/cpu_attn.py"
+IMPL = (
+    "num_heads", "num_kv_heads", "head_size", "scale", "alibi_slopes", "sliding_window", "logits_soft_cap", "sinks",
+    "kv_cache_dtype", "forward",
+)  # fmt: skip
+FORWARD = ("layer", "query", "key", "value", "kv_cache", "attn_metadata", "output")
 CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("engine/arg_utils.py", "EngineArgs"): (
         "create_engine_config", "worker_cls", "scheduler_cls", "async_scheduling", "structured_outputs_config",
@@ -42,27 +48,35 @@ CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/kv_cache_interface.py", "KVCacheConfig"): ("kv_cache_groups",),
     ("multimodal/inputs.py", "MultiModalFieldElem"): ("data",),
     ("config/compilation.py", "CompilationConfig"): ("static_forward_context",),
-    ("config/cache.py", "CacheConfig"): ("num_gpu_blocks", "block_size"),
+    ("config/cache.py", "CacheConfig"): ("num_gpu_blocks", "block_size", "kv_sharing_fast_prefill"),
     ("config/scheduler.py", "SchedulerConfig"): ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "watermark"),
     ("config/model.py", "ModelConfig"): (
         "get_total_num_hidden_layers", "is_mm_prefix_lm", "get_hidden_size", "get_head_size", "get_vocab_size",
-        "max_model_len", "dtype", "hf_config",
+        "max_model_len", "dtype", "hf_config", "rswa_window",
     ),
-    (f"{LAYERS}/attention.py", "Attention"): ("impl", "attn_type"),
+    ("config/parallel.py", "ParallelConfig"): ("use_ubatching",),
+    (f"{LAYERS}/attention.py", "Attention"): ("impl", "attn_type", "kv_cache", "attn_backend"),
     (CPU, "CPUAttentionMetadata"): ("slot_mapping", "block_table"),
-    (CPU, "CPUAttentionBackendImpl"): (
-        "num_heads", "num_kv_heads", "head_size", "scale", "alibi_slopes", "sliding_window", "logits_soft_cap", "sinks",
-        "kv_cache_dtype", "forward",
-    ),
+    (CPU, "CPUAttentionBackendImpl"): IMPL,
+    ("v1/attention/backend.py", "AttentionBackend"): ("get_builder_cls",),
+    ("v1/attention/backend.py", "AttentionImplBase"): ("dcp_world_size", "pcp_world_size"),
+    ("v1/attention/backend.py", "CommonAttentionMetadata"): ("block_table_tensor",),
+    (f"{BACKENDS}/flash_attn.py", "FlashAttentionMetadata"): ("block_table",),
+    (f"{BACKENDS}/flash_attn.py", "FlashAttentionImpl"): IMPL,
+    (f"{BACKENDS}/triton_attn.py", "TritonAttentionMetadata"): ("block_table",),
+    (f"{BACKENDS}/triton_attn.py", "TritonAttentionImpl"): IMPL,
+    (f"{BACKENDS}/flashinfer.py", "FlashInferImpl"): IMPL,
 }  # fmt: skip
 """Attributes and methods by the file and class that have them, by itself or from a base in the same file."""
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner._sample"): ("logits", "spec_decode_metadata"),
     ("renderers/base.py", "BaseRenderer.render_cmpl_async"): ("prompts", "skip_mm_cache"),
     ("v1/core/sched/scheduler.py", "Scheduler.update_from_output"): ("scheduler_output", "model_runner_output"),
-    (CPU, "CPUAttentionBackendImpl.forward"): (
-        "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output",
-    ),
+    (CPU, "CPUAttentionBackendImpl.forward"): FORWARD,
+    (f"{BACKENDS}/flash_attn.py", "FlashAttentionImpl.forward"): FORWARD,
+    (f"{BACKENDS}/triton_attn.py", "TritonAttentionImpl.forward"): FORWARD,
+    (f"{BACKENDS}/flashinfer.py", "FlashInferImpl.forward"): FORWARD,
+    (f"{BACKENDS}/flashinfer.py", "FlashInferMetadataBuilder.build"): ("common_prefix_len", "common_attn_metadata"),
     ("_custom_ops.py", "cpu_attn_reshape_and_cache"): (
         "key", "value", "key_cache", "value_cache", "slot_mapping", "isa",
     ),
@@ -86,8 +100,13 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "inputs/__init__.py": ("TokensPrompt",),
     "platforms/__init__.py": ("current_platform",),
     "plugins/__init__.py": ("vllm.endpoint_plugins", "vllm.general_plugins"),
+    "v1/engine/exceptions.py": ("class EngineDeadError",),
     "envs.py": ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_V2_MODEL_RUNNER"),
     CPU: ("layer.isa",),
+    # The form of the cache: each token's key before its value.
+    f"{BACKENDS}/flash_attn.py": ("key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)",),
+    f"{BACKENDS}/triton_attn.py": ("key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)",),
+    f"{BACKENDS}/flashinfer.py": ("k_cache, v_cache = kv_cache.transpose(1, 2).split(",),
 }
 """Words that a file has."""
 

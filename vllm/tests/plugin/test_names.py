@@ -26,7 +26,7 @@ PUBLIC = {
     "layer": {"register_buffer", "__class__", "__name__"},  # of torch, and of Python
     "impl": {"__class__"},
     "model": {"get_submodule"},
-    "cache": {"shape", "view"},
+    "cache": {"dim", "dtype", "shape", "view"},
     "config": {
         "model_config",
         "scheduler_config",
