@@ -24,16 +24,30 @@ PAUSE = 5.0
 """Seconds between an end and the next start."""
 LAST = 15.0
 """Seconds for vLLM to end after SIGTERM, before it is killed."""
-_BECOME = """
-import ctypes, os, signal, sys
-parent, *command = sys.argv[1:]
+_GUARDIAN = """
+import ctypes, os, signal, subprocess, sys
+parent, last, *command = sys.argv[1:]
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != int(parent):
         sys.exit(1)
-os.execv(command[0], command)
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+try:
+    child = subprocess.Popen(command)
+    status = child.wait()
+except SystemExit:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        child.terminate()
+        child.wait(float(last))
+    finally:
+        os.killpg(0, signal.SIGKILL)
+sys.exit(status if status >= 0 else 128 - status)
 """
-"""A program that becomes the command that it is given, which ends with the process that started it."""
+"""A program that runs a command in its own process group, and ends all of it when the process that started it ends.
+
+vLLM's engine would outlive it, above all while it loads.
+"""
 
 
 class LaunchedServer:
@@ -76,7 +90,7 @@ class LaunchedServer:
                 return
             self._starts += 1
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BECOME, str(os.getpid()), *self._command], env=self._environment,
+                [sys.executable, "-I", "-c", _GUARDIAN, str(os.getpid()), str(LAST), *self._command], env=self._environment,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
             if self._stopping.is_set():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from demo.command import HERE
 from demo.smol import criteria, sight
+from demo.smol.evaluate import report
 from demo.smol.things import PIXELS, SHEET, THINGS, mask, render_things, thing_scene
 from demo.world.scenes import BACKGROUNDS, COLOURS, POSITIONS, Scene, Thing
 from probes.answering.base import Question, Reply
@@ -19,6 +22,12 @@ from tests.probes.conftest import Scripted
 def words_of(question: Question) -> str:
     content = question.chat[-1]["content"]
     return content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")
+
+
+def test_the_stored_report_is_that_of_its_numbers() -> None:
+    folder = HERE / "reports" / "smol"
+    stored = json.loads((folder / "report.json").read_text())
+    assert report(stored["about"], stored["results"]).markdown().strip() == (folder / "report.md").read_text().strip()
 
 
 def test_every_thing_is_drawn_in_its_cell_and_colour() -> None:

@@ -105,10 +105,12 @@ def test_it_is_given_up_where_it_ends_before_it_is_ready(launch: Callable[..., L
     assert server.given_up
 
 
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaf", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "])
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path, deaf: str) -> None:
+    started_program = FORKS.format(deaf + SLEEPS.format(str(tmp_path)))
     program = (
-        "import os, sys, time; from server.engine.launched import LaunchedServer; "
-        f"LaunchedServer([sys.executable, '-c', {SLEEPS.format(str(tmp_path))!r}], dict(os.environ)).start(); "
+        "import os, sys, time; from server.engine import launched; launched.LAST = 0.3; "
+        f"launched.LaunchedServer([sys.executable, '-c', {started_program!r}], dict(os.environ)).start(); "
         "time.sleep(600)"
     )
     pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", program])
