@@ -41,7 +41,7 @@ UNREAL = {"helmsight eval toy": "the benchmark that docs/extending.md shows how 
 
 
 OF_VLLM = {
-    "--max-num-seqs", "--max-model-len", "--limit-mm-per-prompt", "--tensor-parallel-size", "--data-parallel-size",
+    "--max-num-seqs", "--max-model-len", "--limit-mm-per-prompt", "--gpu-memory-utilization", "--tensor-parallel-size", "--data-parallel-size",
     "--api-server-count",
 }  # fmt: skip
 """Options of `vllm serve`, which docs/vllm.md names beside Helmsight's own."""
