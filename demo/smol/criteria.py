@@ -15,7 +15,7 @@ Bounds = Sequence[float]
 
 SEED = 3
 CONFLICTS, QUESTIONS, PICTURES = 96, 160, 40
-"""The numbers of conflicts, of questions of each of the two kinds, and of pictures whose attention and states are read."""
+"""The numbers of conflicts, of questions of each kind, and of pictures whose attention and states are read."""
 LAYERS = (0.25, 0.45)
 """The layers that steering is tried in, as shares of the depth; besides the best ranked one."""
 STRENGTHS = (0.5, 1.0)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from demo.smol import criteria, descriptions, preference, sight
-from demo.smol.things import THINGS
 from probes.answering.engine import InProcess
 from probes.answering.versions import in_words, versions
 from probes.harness.ledger import Remembering
@@ -111,7 +110,7 @@ def _preference(page: Report, section: dict[str, Any]) -> None:
 def _sight(page: Report, section: dict[str, Any]) -> None:
     page.heading("Yes/no questions about noisy pictures")
     named = section["named"]
-    known = [kind for kind, colour in named.items() if colour == THINGS[kind]]
+    known = sight.rightly_named(named)
     page.text(
         f"Asked without a picture for the usual colour, the model names that of {len(known)} of {len(named)} things "
         f"({', '.join(known)}): these are recoloured. Training showed each of them in every colour as often."

@@ -15,9 +15,8 @@ from torch import Tensor
 from demo.model.forward import IMAGE_TOKENS, branch_mask
 from demo.model.tokenizer import IMAGE_TOKEN, TURN_END
 from demo.smol.things import THINGS, render_things, thing_scene
-from demo.world.questions import SceneQuestion, article, description, existence, lookup, open_question, options
+from demo.world.questions import SceneQuestion, description, existence, lookup, open_question, options
 from demo.world.scenes import COLOURS, SIDE, Scene, facts, random_scene, render
-from demo.world.wordings import EXISTS
 
 GRID = 3
 """The tokens of an image stand in a square of this side."""
@@ -35,17 +34,6 @@ def is_coloured(rng: random.Random, scene: Scene) -> SceneQuestion | None:
     else:
         named, answer = rng.choice([other for other in COLOURS if other != colour]), f"No, the {shape} is {colour}."
     return SceneQuestion("is", ((f"Is the {shape} {named}?", answer),), cell=cell)
-
-
-def thing_exists(rng: random.Random, scene: Scene) -> SceneQuestion:
-    """Return a question whether a thing is there, half of the time one that is."""
-    present = [shape.kind for shape in scene.shapes]
-    if rng.random() < 0.5:
-        kind = rng.choice(present)
-        answer = f"Yes, there is {article(kind)}."
-    else:
-        kind, answer = rng.choice([kind for kind in THINGS if kind not in present]), "No, there is not."
-    return SceneQuestion("exists", ((rng.choice(EXISTS).format(thing=article(kind)), answer),))
 
 
 Maker = Callable[[random.Random, Scene], SceneQuestion | None]
@@ -68,7 +56,7 @@ MAKERS: dict[str, tuple[float, Maker]] = {
 """How often each kind of question about shapes is drawn, and its maker; half of the yes/no questions are for yes."""
 THING_MAKERS: dict[str, tuple[float, Maker]] = {
     **{f"thing {kind}": (1.5, partial(open_question, kind=kind)) for kind in ("color", "shape", "position", "at")},
-    "thing exists": (2.5, thing_exists),
+    "thing exists": (2.5, partial(existence, yes=0.5, kinds=tuple(THINGS), nouns=())),
     "thing is": (3.0, is_coloured),
     "thing describe": (1.0, description),
 }

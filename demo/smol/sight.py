@@ -53,6 +53,11 @@ def known_colours(answerer: Answerer, quiet: bool = False) -> dict[str, str]:
     return named
 
 
+def rightly_named(named: Mapping[str, str]) -> list[str]:
+    """Return the things of `known_colours` whose usual colour the model names."""
+    return [kind for kind, colour in named.items() if colour == THINGS[kind]]
+
+
 def expectations(answerer: Answerer, quiet: bool = False) -> dict[str, float]:
     """Return the log-odds of yes to whether a thing is in a grey picture, by thing, mean over the wordings."""
     grey = Image.new("RGB", SIZE, (127, 127, 127))
@@ -80,8 +85,7 @@ def absent(count: int, seed: int, expected: Mapping[str, float], noise: float = 
         missing = sorted((kind for kind in expected if kind not in present), key=expected.__getitem__)
         image = noised(render_things(scene, SIZE, rng), noise, noise_rng)
         words, there = rng.choice(EXISTS), rng.choice(present)
-        for kind, setting in ((missing[-1], "usual"), (there, "usual"), (missing[0], "unusual"), (there, "unusual")):
-            samples.append(YesNo(image, words.format(thing=article(kind)), kind == there, setting))
+        samples += _four(image, *(words.format(thing=article(kind)) for kind in (missing[-1], there, missing[0])))
     return samples[:count]
 
 
@@ -98,9 +102,14 @@ def recoloured(count: int, seed: int, known: Collection[str] = tuple(THINGS), no
         usual, own = THINGS[thing.kind], thing.colour
         unusual = rng.choice([colour for colour in COLOURS if colour not in (usual, own)])
         image = noised(render_things(scene, SIZE, rng), noise, noise_rng)
-        for colour, setting in ((usual, "usual"), (own, "usual"), (unusual, "unusual"), (own, "unusual")):
-            samples.append(YesNo(image, f"Is the {thing.kind} {colour}?", colour == own, setting))
+        samples += _four(image, *(f"Is the {thing.kind} {colour}?" for colour in (usual, own, unusual)))
     return samples[:count]
+
+
+def _four(image: Image.Image, usual: str, right: str, unusual: str) -> list[YesNo]:
+    """Return the questions about a picture, in the order in which `habit` takes them."""
+    pairs = (usual, "usual"), (right, "usual"), (unusual, "unusual"), (right, "unusual")
+    return [YesNo(image, text, text == right, setting) for text, setting in pairs]
 
 
 def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> dict[str, Any]:
@@ -109,7 +118,7 @@ def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> di
     "recoloured" is about things whose usual colour the model names itself; without any it is left out.
     """
     named, expected = known_colours(answerer, quiet), expectations(answerer, quiet)
-    known = [kind for kind, colour in named.items() if colour == THINGS[kind]]
+    known = rightly_named(named)
     makers: dict[str, Callable[[int, int, float], list[YesNo]]] = {
         "existence": lambda count, seed, noise: existence_samples(count, seed, noise=noise),
         "absent": lambda count, seed, noise: absent(count, seed, expected, noise),

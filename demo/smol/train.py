@@ -80,9 +80,8 @@ class SmolOptions:
         return self.device != "cpu" or torch.cpu._is_amx_tile_supported()
 
     def __post_init__(self) -> None:
-        if min(self.pictures, self.questions, self.rank, self.log_every, self.test_every) < 1 or self.steps < (
-            0 if self.adapter else 1
-        ):
+        least = 0 if self.adapter else 1
+        if self.steps < least or min(self.pictures, self.questions, self.rank, self.log_every, self.test_every) < 1:
             raise ValueError(
                 f"--steps {self.steps}: must be at least 1, as pictures, questions, the rank and the intervals"
             )

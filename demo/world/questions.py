@@ -175,10 +175,10 @@ def describe_spans(scene: Scene) -> tuple[tuple[str, int | None], ...]:
     return (*spans, (f" on {article(scene.background)} background.", None))
 
 
-def absent_shape(rng: random.Random, scene: Scene) -> str | None:
-    """Draw a shape that the scene does not show, None where it shows all."""
+def absent_shape(rng: random.Random, scene: Scene, kinds: Sequence[str] = SHAPES) -> str | None:
+    """Draw a shape, or one of other kinds of things, that the scene does not show, None where it shows all."""
     kinds_present = {thing.kind for thing in scene.shapes}
-    missing = [shape for shape in SHAPES if shape not in kinds_present]
+    missing = [shape for shape in kinds if shape not in kinds_present]
     return rng.choice(missing) if missing else None
 
 
@@ -262,10 +262,17 @@ def calibrated(rng: random.Random, scene: Scene) -> SceneQuestion | None:
     return SceneQuestion("calibrated", (turn,), pick=end_of_option(turn[0], answer))
 
 
-def existence(rng: random.Random, scene: Scene, yes: float = 0.45) -> SceneQuestion | None:
+def existence(
+    rng: random.Random,
+    scene: Scene,
+    yes: float = 0.45,
+    kinds: Sequence[str] = SHAPES,
+    nouns: Sequence[str] = NOUNS,
+) -> SceneQuestion | None:
     """Return a question about the existence of a shape or noun.
 
-    In `yes` of the questions it is a shape that is there; otherwise a shape that is not, or a noun, which never is.
+    In `yes` of the questions it is a shape that is there; otherwise one of the `kinds` that is not, or a noun, which never
+    is, if there are `nouns`.
     """
     draw = rng.random()
     if draw < yes and scene.shapes:
@@ -274,7 +281,8 @@ def existence(rng: random.Random, scene: Scene, yes: float = 0.45) -> SceneQuest
         return SceneQuestion(
             "exists", ((rng.choice(EXISTS).format(thing=article(thing.kind)), answer),), cell=thing.cell
         )
-    key = absent_shape(rng, scene) if draw < yes + (1 - yes) * 7 / 11 else rng.choice(NOUNS)
+    named = draw >= yes + (1 - yes) * 7 / 11 and nouns
+    key = rng.choice(nouns) if named else absent_shape(rng, scene, kinds)
     return (
         SceneQuestion("exists", ((rng.choice(EXISTS).format(thing=article(key)), "No, there is not."),))
         if key

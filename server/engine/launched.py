@@ -88,6 +88,8 @@ class LaunchedServer:
                 self.given_up = True
                 self._failed()
                 return
+            if self._process is not None:
+                log.info("vllm serve is started again")
             self._starts += 1
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _GUARDIAN, str(os.getpid()), str(LAST), *self._command], env=self._environment,
@@ -96,9 +98,12 @@ class LaunchedServer:
             if self._stopping.is_set():
                 _end(self._process)
             status = self._process.wait()
-            _kill(self._process.pid)  # an engine outlives a server that is killed, with its memory
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(
+                    self._process.pid, signal.SIGKILL
+                )  # an engine outlives a server that is killed, with its memory
             if not self._stopping.is_set():
-                log.error("vllm serve has ended with the status %d; it is started again in %g s", status, PAUSE)
+                log.error("vllm serve has ended with the status %d", status)
                 self._stopping.wait(PAUSE)
 
 
@@ -112,13 +117,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
         break
-    _kill(process.pid)
-
-
-def _kill(group: int) -> None:
-    """Kill what a process that has ended left behind in its process group."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -84,9 +84,7 @@ def test_habits_are_read_of_things_whose_colour_the_model_names_and_that_it_expe
         return Reply("Yes." if usual else "No.", odds=1.5 * usual if not question.interventions else 0.0)
 
     result = sight.ranked(Scripted(answer), 16, 1, quiet=True)
-    assert [kind for kind, colour in result["named"].items() if colour == THINGS[kind]] == ["frog", "whale", "carrot"][
-        ::2
-    ]
+    assert sight.rightly_named(result["named"]) == ["frog", "carrot"]
     assert {kind for kind, odds in result["expected"].items() if odds == 1.5} == {"swan"}
     habits, plainly = result["habits"]["baseline"], {"value": 1.5, "value_95": (1.5, 1.5), "n": 4, "habit": True}
     assert habits["recoloured"] == plainly
