@@ -18,8 +18,8 @@ import pytest
 import requests
 
 from demo import CHECKPOINT
+from server.engine.launched import free_port
 from tests.first_hour.pages import ROOT, blocks
-from tests.server.deploy.conftest import free_port
 from tests.server.process.servers import PATIENCE
 from tests.waiting import wait_for
 

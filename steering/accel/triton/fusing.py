@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from steering.accel.triton import modules
-from steering.accel.triton.modules import alike, drawn
+from steering.accel.triton.replaced import Replaced, alike, drawn
 from steering.forwards import runs_own
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -
         if (shifted := kinds[kind]) is not None:
             norms[module] = _eps(module), shifted
             ours = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
-            module.forward = modules.Replaced(module, ours)  # type: ignore[method-assign]
+            module.forward = Replaced(module, ours)  # type: ignore[method-assign]
     for name, place in places.items():
         _fuse_rotary(ops, name, *place)
     if decoder is not None:

@@ -9,46 +9,29 @@ self-check's comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from steering.forwards import runs_own
+from steering.accel.triton.products import ProductOps, Products
+from steering.accel.triton.replaced import Replaced, alike, drawn, is_linear
 
-WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Largest difference of two results relative to the largest of them: the last bits of the dtype."""
 TRIALS = ((1, 1), (2, 3))
 """Rows and tokens of the states on which modules are compared."""
-LARGE = 2**22
-"""Weights of a layer above which its product with a single state is bound by reading them."""
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of a module with the same input, in the order in which they are called."""
 
 
-class Replaced:
-    """A module's forward pass, and its replacement."""
-
-    def __init__(self, module: nn.Module, replacement: Callable[..., Any]):
-        self._module, self._replacement = module, replacement
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if runs_own():
-            return type(self._module).forward(self._module, *args, **kwargs)
-        return self._replacement(*args, **kwargs)
-
-
-class Ops(Protocol):
+class Ops(ProductOps, Protocol):
     """The interface of `steering.accel.triton.triton_ops`."""
 
     def add_rms_norm(
         self, states: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def silu_product(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor: ...
-    def matvec(self, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
 
 
 def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn.Module, tuple[float, bool]]) -> None:
@@ -56,11 +39,11 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
 
     norms: the RMS norms that `ops` computes equally, with their eps and True where their weight is shifted by 1.
     """
-    product = _Product(ops)
+    products = Products(ops)
     for module in list(decoder.modules()):
         for names in TOGETHER:
-            _fuse_projections(product, [getattr(module, name, None) for name in names])
-    product.take((*decoder.modules(), output))  # layers that are not part of a larger product by now
+            _fuse_projections(products, [getattr(module, name, None) for name in names])
+    products.take((*decoder.modules(), output))  # layers that are not part of a larger product by now
     matches: dict[tuple[type, torch.dtype], bool] = {}
     for module in list(decoder.modules()):
         for replacement in (_gated, partial(_residual, norms=norms)):
@@ -73,50 +56,17 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
                 module.forward = Replaced(module, forward)  # type: ignore[method-assign]
 
 
-class _Product:
-    """Linear layers, each with the kernel for a single state where that agrees."""
-
-    def __init__(self, ops: Ops):
-        self._ops = ops
-        self._tried: dict[tuple[torch.Size, torch.dtype], bool] = {}
-
-    def take(self, modules: Iterable[nn.Module]) -> None:
-        """Replace the products of plain linear layers among these by the kernel, where it may be used."""
-        for module in modules:
-            if type(module) is nn.Linear and _is_plain(module) and self.knows(module.weight, module.bias):
-                ours = partial(self, weight=module.weight, bias=module.bias)
-                module.forward = Replaced(module, ours)  # type: ignore[method-assign]
-
-    def knows(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Return True where the kernel may multiply by this weight."""
-        if weight.numel() < LARGE or weight.dtype == torch.float32 or not weight.is_contiguous():
-            return False
-        key = weight.shape, weight.dtype
-        if key not in self._tried:
-            state = drawn((1, 1, weight.shape[1]), weight)
-            expected = nn.functional.linear(state, weight, bias)
-            self._tried[key] = alike(self._ops.matvec(state, weight, bias), expected)
-        return self._tried[key]
-
-    def __call__(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if states.numel() == weight.shape[1]:
-            return self._ops.matvec(states.contiguous(), weight, bias)
-        return nn.functional.linear(states, weight, bias)
-
-
 class _Projections:
     """Linear layers of the same input as one product: the first call computes it, and each layer takes its part.
 
     Their weights are views of one tensor.
     """
 
-    def __init__(self, layers: list[Any], product: _Product):
+    def __init__(self, layers: list[Any], products: Products):
         weight = torch.cat([layer.weight for layer in layers])
         self._bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self._weight, self._sizes = weight, [layer.out_features for layer in layers]
-        self._product: Callable[..., torch.Tensor] = (
-            product if product.knows(weight, self._bias) else nn.functional.linear
-        )
+        self._product = products.of(weight, self._bias)
         self._layers = layers
         self._states: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
@@ -137,13 +87,13 @@ class _Projections:
         return part
 
 
-def _fuse_projections(product: _Product, layers: list[Any]) -> None:
-    if not all(_is_linear(layer) for layer in layers):
+def _fuse_projections(products: Products, layers: list[Any]) -> None:
+    if not all(is_linear(layer) for layer in layers):
         return
     weights = [layer.weight for layer in layers]
     alike_weights = len({(weight.shape[1], weight.dtype, weight.device) for weight in weights}) == 1
     if alike_weights and len({layer.bias is None for layer in layers}) == 1:
-        _Projections(layers, product)
+        _Projections(layers, products)
 
 
 def _gated(ops: Ops, module: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -199,25 +149,3 @@ def _same(module: Any, forward: Callable[..., torch.Tensor], is_mlp: bool) -> bo
 
 def _trials(width: int, like: torch.Tensor) -> list[torch.Tensor]:
     return [drawn((*shape, width), like) for shape in TRIALS]
-
-
-def _is_linear(layer: Any) -> bool:
-    return type(layer) is nn.Linear and not isinstance(layer.weight, DTensor)
-
-
-def _is_plain(layer: Any) -> bool:
-    return _is_linear(layer) and "forward" not in vars(layer)
-
-
-def drawn(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """Return random numbers, the same each time, with the dtype and device of `like`."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(like)
-
-
-def alike(ours: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True where two tensors agree up to the last bits of their dtype, relative to the largest number."""
-    if ours.shape != expected.shape or ours.dtype != expected.dtype or expected.dtype not in WITHIN:
-        return False
-    ours, most = ours.float(), expected.float().abs().max()
-    return bool((ours - expected.float()).abs().max() <= WITHIN[expected.dtype] * most)

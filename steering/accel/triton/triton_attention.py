@@ -18,7 +18,8 @@ import triton.language as tl
 from steering.accel.triton.attended import SCALE, TRANSFER, Attended, Enhancement
 
 BLOCK = 32
-"""Columns of one product."""
+"""Columns of one product, half as many where a column takes more bytes than `WIDEST`: most GPUs have 99 KiB for a program."""
+WIDEST = 512
 WAVES = 2
 """Programs per GPU processor into which a short batch is split."""
 LONGEST = 1024
@@ -357,10 +358,11 @@ def decode_attention(
         effect = empty(rows, 3)
     flags = {"has_masks": enhancement is not None, "has_window": window is not None}
     width_block = max(16, triton.next_power_of_2(width))
+    block = BLOCK if width_block * keys.element_size() <= WIDEST else BLOCK // 2
     _split_kernel[(rows, kv_heads, splits)](
         query, key, value, keys, values, positions, row_log_sums if gains is None else gains, masks, parts, masses, log_sums,
         scores, scaling, softcap or 0.0, window or 0, least, columns, length, *key.stride()[:2], *value.stride()[:2],
-        masks.stride(0), heads, group, max(16, triton.next_power_of_2(group)), width, width_block, BLOCK,
+        masks.stride(0), heads, group, max(16, triton.next_power_of_2(group)), width, width_block, block,
         has_cap=softcap is not None, has_gains=gains is not None, looks=looks, num_warps=4, num_stages=3, **flags,
     )  # fmt: skip
     _combine_kernel[(rows * heads,)](

@@ -6,9 +6,14 @@ addition; then the last bit may differ. Needs triton, which torch's builds for G
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+from triton.testing import do_bench_cudagraph
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -240,13 +245,14 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     has_bias: tl.constexpr,
     rows: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     valid = row < outputs
     at = tl.arange(0, block)
     sums = tl.zeros([rows, block], tl.float32)
     base = weight + row.to(tl.int64)[:, None] * inputs
-    for start in range(0, inputs, block):
+    for start in tl.range(0, inputs, block, num_stages=stages):
         inside = start + at < inputs
         states = tl.load(state + start + at, mask=inside, other=0.0).to(tl.float32)
         tile = valid[:, None] & inside[None, :]
@@ -257,17 +263,47 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + row, total.to(out.dtype.element_ty), mask=valid)
 
 
-def matvec(state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+class MatvecForm(NamedTuple):
+    """The sizes of a product's programs.
+
+    rows: outputs of one program. block: inputs of a tile. stages: 1 for tiles that go straight to registers, of which ptxas
+    keeps one or two loads in flight; more for tiles that are copied to shared memory before they are needed.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+
+
+MATVEC_FORMS = tuple(
+    MatvecForm(*sizes)
+    for sizes in ((1, 2048, 4, 1), (2, 2048, 8, 1), (1, 2048, 4, 3), (2, 2048, 8, 3), (2, 1024, 4, 4))
+)
+
+
+def matvec(
+    state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: MatvecForm = MATVEC_FORMS[0]
+) -> torch.Tensor:
     """Multiply a single state (..., inputs) by weight (outputs, inputs): (..., outputs).
 
-    It is bound by reading the weight, at 89 to 95 % of an H100's bandwidth, where cuBLAS reaches 80 to 90 %.
+    It is bound by reading the weight. `form` changes its speed, and the order of its sums, by rows, block and warps.
     """
     outputs, inputs = weight.shape
     out = torch.empty(*state.shape[:-1], outputs, dtype=state.dtype, device=state.device)
-    rows, block, warps = (2, 2048, 8) if outputs * inputs > 2**26 and outputs < 2**17 else (1, 2048, 4)
     with torch.cuda.device_of(state):
-        _matvec_kernel[(triton.cdiv(outputs, rows),)](
-            state, weight, weight if bias is None else bias, out, outputs, inputs, bias is not None, rows, block,
-            num_warps=warps,
+        _matvec_kernel[(triton.cdiv(outputs, form.rows),)](
+            state, weight, weight if bias is None else bias, out, outputs, inputs, bias is not None, form.rows, form.block,
+            form.stages, num_warps=form.warps,
         )  # fmt: skip
     return out
+
+
+matvecs = tuple(partial(matvec, form=form) for form in MATVEC_FORMS)
+"""The product in each form."""
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Return the device time of a call, which is captured as a CUDA graph: the fastest of ten."""
+    milliseconds: float = do_bench_cudagraph(run, rep=1, return_mode="min")
+    return milliseconds / 1000

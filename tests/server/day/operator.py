@@ -13,7 +13,7 @@ from typing import Any
 
 import requests
 
-from tests.server.deploy.conftest import free_port
+from server.engine.launched import free_port
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]

@@ -8,20 +8,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from server.engine.launched import free_port
 from tests.server.deploy.test_files import NGINX, folders
 
 NAME = "helmsight.example.org"
 PAGE = "https://app.example.org"
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as held:
-        return int(held.getsockname()[1])
 
 
 Front = Callable[..., str]

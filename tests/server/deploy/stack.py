@@ -15,7 +15,7 @@ from typing import Any
 import requests
 import yaml
 
-from tests.server.deploy.conftest import free_port
+from server.engine.launched import free_port
 from tests.server.deploy.test_files import DEPLOY
 from tests.server.process.servers import PATIENCE, Server
 from tests.waiting import wait_for

@@ -10,9 +10,10 @@ from pathlib import Path
 import requests
 
 from server.app import create_app
+from server.engine.launched import free_port
 from server.settings import Settings
 from tests.server.conftest import user
-from tests.server.deploy.conftest import NAME, PAGE, Front, free_port
+from tests.server.deploy.conftest import NAME, PAGE, Front
 from tests.server.deploy.test_files import needs
 from tests.server.fakes import FakeEngine
 

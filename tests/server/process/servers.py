@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 import requests
 
 from server import cli
+from server.engine.launched import free_port
 from tests.server.conftest import data_uri, user
 from tests.waiting import wait_for
 
@@ -120,9 +120,7 @@ class Server:
     """
 
     def __init__(self, command: list[str], log: Path, anew: bool = False, **environ: str | None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.headers: dict[str, str] = {}

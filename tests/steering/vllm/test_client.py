@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import steering
+from server.engine.launched import free_port
 from steering import Busy, Fault, Request, RequestError, Sampling
 from steering.grammar.grammar import Grammar
 from steering.vllm import client as client_module
@@ -43,13 +43,6 @@ def scripted(count: int = 20, end: bool = True, wait: threading.Event | None = N
             yield {"ended": {"reason": "length", "reused": 3, "taken": {}}}
 
     return answer
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
 
 
 def server_of(client: VllmClient, completion: Any) -> Any:

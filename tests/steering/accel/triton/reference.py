@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from steering.accel.cpu.kernels.looks import enhanced
+from steering.accel.triton.products import Product
 
 
 class Attended(NamedTuple):
@@ -71,11 +73,16 @@ class DecodeAttention:
 
 
 class Ops:
-    """`steering.accel.triton.triton_ops`; `calls` by name. wrong: what is added to every result."""
+    """A stand-in for `steering.accel.triton.triton_ops`.
 
-    def __init__(self, wrong: float = 0.0):
+    calls: by name. wrong: a number that is added to every result. times: in seconds, of torch's product with a single state,
+    and of the kernel for it.
+    """
+
+    def __init__(self, wrong: float = 0.0, times: tuple[float, float] = (2.0, 1.0)):
         self.calls = dict.fromkeys(("rms_norm", "rotated", "add_rms_norm", "silu_product", "matvec"), 0)
-        self._wrong = wrong
+        self._wrong, self._times = wrong, times
+        self.matvecs: Sequence[Product] = (self.matvec,)
 
     def rms_norm(self, states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor:
         self.calls["rms_norm"] += 1
@@ -107,6 +114,11 @@ class Ops:
     def silu_product(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         self.calls["silu_product"] += 1
         return nn.functional.silu(gate) * up + self._wrong
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        before = self.calls["matvec"]
+        run()
+        return self._times[self.calls["matvec"] > before]
 
     def matvec(self, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         self.calls["matvec"] += 1

@@ -1,4 +1,4 @@
-"""Triton's kernels beside plain torch: on a GPU, or interpreted on a CPU by a triton that is installed for that."""
+"""Triton's kernels beside plain torch, and compiled for GPUs that are not there."""
 
 from __future__ import annotations
 
@@ -15,17 +15,36 @@ TRITON = "triton>=3.9"
 """The first one that interprets all kernels; unpacked it takes a gigabyte."""
 
 
-@pytest.mark.long
-def test_kernels_equal_torch(tmp_path: Path) -> None:
-    paths = [str(Path(__file__).parents[4])]
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return where Python finds this package, and a triton that is installed for this where there is none."""
+    found = [str(Path(__file__).parents[4])]
     if find_spec("triton") is None:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), TRITON]
+        folder = str(tmp_path_factory.mktemp("triton"))
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, TRITON]
         subprocess.run(install, check=True)
-        paths.append(str(tmp_path))
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    environ = os.environ | interpreted | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "tests.steering.accel.triton.kernel_checks"]
-    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert ran.stdout.splitlines()[-1:] == [f"alike {'cuda' if torch.cuda.is_available() else 'cpu'}"], ran.stderr[
-        -3000:
-    ]
+        found.append(folder)
+    return os.pathsep.join(found)
+
+
+def last_line(paths: str, program: str, *arguments: str, **environ: str) -> str:
+    command = [sys.executable, "-m", f"tests.steering.accel.triton.{program}", *arguments]
+    environment = os.environ | environ | {"PYTHONPATH": paths}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    return ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_kernels_equal_torch(paths: str) -> None:
+    """They run on a GPU, or are interpreted on a CPU."""
+    has_gpu = torch.cuda.is_available()
+    interpreted = {} if has_gpu else {"TRITON_INTERPRET": "1"}
+    assert last_line(paths, "kernel_checks", **interpreted) == f"alike {'cuda' if has_gpu else 'cpu'}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", ["86", "90", "120"])
+def test_kernels_compile_and_fit_into_a_gpu(paths: str, capability: str) -> None:
+    """Of an RTX 3090, an H100 and an RTX 5090."""
+    assert last_line(paths, "compiled_for", capability) == "compiled"

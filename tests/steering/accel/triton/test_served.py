@@ -17,7 +17,7 @@ import steering
 from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
 from steering.accel import cuda_graphs
 from steering.accel.cuda_graphs import DecodeGraphs
-from steering.accel.triton import fusing, modules
+from steering.accel.triton import fusing, products
 from steering.decoder import packed
 from steering.model import loading
 from steering.protocol.readout import REGISTRY
@@ -173,7 +173,8 @@ def test_matrix_vector_products_are_tried_for_fused_layers(root: Path, monkeypat
             shapes.add(tuple(weight.shape))
             return super().matvec(state, weight, bias)
 
-    monkeypatch.setattr(modules, "LARGE", 0)
+    monkeypatch.setattr(products, "LARGE", 0)
+    monkeypatch.setattr(products, "COLD", 0)
     served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, Noting(), dtype="bfloat16")
     calls, mlp, width = served.ops.calls, served.fused.layers[0].mlp, served.fused.hidden_size
     ffn = mlp.up_proj.out_features
