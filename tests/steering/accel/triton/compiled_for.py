@@ -30,6 +30,8 @@ from steering.accel.triton import triton_attention, triton_ops
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
 MEASURED = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+SPILLED = 64
+"""Most bytes of a thread's stack in half precision: a kernel that spills more has the wrong sizes."""
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -132,7 +134,7 @@ def main() -> None:
             (registers, stack), shared = needs(compiled.asm["cubin"]), compiled.metadata.shared
             print(capability, registers, stack, shared, name, label, sep="\t", flush=True)  # noqa: B023
             assert shared <= SHARED[capability] * 1024, "more shared memory than there is"
-            assert not stack or dtype not in HALF or name == "_rotated_kernel", "registers spill"  # noqa: B023
+            assert stack <= SPILLED or dtype not in HALF, "registers spill"  # noqa: B023
 
         with compiling(capability, note):
             for dtype in (torch.bfloat16, torch.float32):
