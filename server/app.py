@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -92,8 +93,14 @@ def create_app(
 def _check_disabled(settings: Settings) -> None:
     """Raise SettingsError if a disabled intervention does not exist, since a misspelt one would stay allowed."""
     if unknown := [name for name in settings.disable_interventions if name not in intervention.REGISTRY]:
-        known = ", ".join(intervention.REGISTRY)
-        raise SettingsError(f"setting 'disable_interventions': must be of {known}; got {unknown[0][:64]!r}")
+        raise SettingsError(f"setting 'disable_interventions': {_meant(unknown[0], intervention.REGISTRY)}")
+
+
+def _meant(unknown: str, known: Collection[str]) -> str:
+    """Return in words what a name may be that is unknown."""
+    close = get_close_matches(unknown, known, n=1)
+    meant = f"did you mean {close[0]!r}?" if close else f"must be one of {', '.join(known)}."
+    return f"{unknown[:64]!r} is unknown; {meant}"
 
 
 def _not_upgraded(app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -109,9 +116,7 @@ def open_journal(settings: Settings) -> Journal:
     """
     allowed = with_numbers()
     if unknown := [name for name in settings.journal_readouts if name not in allowed]:
-        raise SettingsError(
-            f"setting 'journal_readouts': must be readouts that have numbers: {', '.join(allowed)}; got {unknown[0][:64]!r}"
-        )
+        raise SettingsError(f"setting 'journal_readouts', readouts that have numbers: {_meant(unknown[0], allowed)}")
     journal = Journal(
         settings.journal.get_secret_value(),
         max_rows=settings.journal_max_rows,

@@ -95,9 +95,8 @@ def _end_with_worker(arbiter: Arbiter, worker: Worker) -> None:
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
     """Return gunicorn's settings for ours."""
     threads = settings.worker_threads
-    host = f"[{settings.host}]" if ":" in settings.host and settings.host[0] not in "[u" else settings.host
     return {
-        "bind": host if host.startswith("unix:") else f"{host}:{settings.port}",
+        "bind": settings.address.removeprefix("http://"),
         "workers": 1,  # the model and its batch live in one process; replicas are separate servers
         "worker_class": "server.process.worker.Worker",
         "threads": threads,
@@ -108,7 +107,8 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "preload_app": False,
         "proc_name": "helmsight",
         "accesslog": "-" if settings.access_log else None,
-        "access_log_format": f'%(h)s "%(m)s %(U)s %(H)s" %(s)s %(B)s %(M)sms %({{x-request-id}}o)s %({{{COMPLETION}}}e)s',
+        "access_log_format": '%(t)s %(h)s "%(m)s %(U)s %(H)s" %(s)s %(B)s %(M)sms '
+        f"%({{x-request-id}}o)s %({{{COMPLETION}}}e)s",
         "errorlog": "-",
         "logger_class": logger_class(settings.log_format),
         "loglevel": settings.log_level,

@@ -336,6 +336,14 @@ class Settings(ModelSettings):
         return self.named_key_file is not None or bool(self.keys)
 
     @property
+    def address(self) -> str:
+        """The URL of the server, or its socket's `unix:` and path."""
+        if self.host.startswith("unix:"):
+            return self.host
+        host = f"[{self.host}]" if ":" in self.host and self.host[0] != "[" else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
     def public_bind(self) -> bool:
         """True if other machines may reach the server."""
         if self.host == "localhost" or self.host.startswith("unix:"):

@@ -85,15 +85,15 @@ def chosen(
 
     Raises ValueError for a pattern that matches none, naming the flag that gave it; `flags` are those of both.
     """
-    names = {BASELINE}
-    for pattern in ["*"] if patterns is None else patterns:
-        if not (matches := fnmatch.filter(conditions, pattern)):
-            raise ValueError(f"{flags[0]}: unknown {pattern!r}; there are {', '.join(map(repr, conditions))}")
-        names.update(matches)
-    selected = {name: way for name, way in conditions.items() if name in names}
+    own: Conditions = {}
     for text in more or ():
-        selected |= written(text, flags[1])
-    return selected
+        own |= written(text, flags[1])
+    every, names = conditions | own, {BASELINE, *own}
+    for pattern in ["*"] if patterns is None else patterns:
+        if not (matches := fnmatch.filter(every, pattern)):
+            raise ValueError(f"{flags[0]}: unknown {pattern!r}; there are {', '.join(map(repr, every))}")
+        names.update(matches)
+    return {name: way for name, way in every.items() if name in names}
 
 
 @dataclass(frozen=True)

@@ -352,7 +352,7 @@ def journal(settings: Settings) -> Iterator[Finding]:
 
 def port(settings: Settings) -> Iterator[Finding]:
     """Yield whether a server could listen on the port, or already does."""
-    where = f"http://{settings.host}:{settings.port}"
+    where = settings.address
     try:
         check_place(settings)
     except SettingsError as error:

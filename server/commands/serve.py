@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,8 +18,16 @@ def register(app: typer.Typer) -> None:
     app.command("serve", cls=Command, epilog=EPILOG)(flagged)
 
 
-def serve(config: Config = None, **flags: Any) -> None:
+def serve(
+    checkpoint: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model, as --model names it.")] = None,
+    config: Config = None,
+    **flags: Any,
+) -> None:
     """Serve a model behind OpenAI's chat completions and Responses, and Anthropic's Messages."""
+    if checkpoint is not None:
+        if flags.get("model") is not None:
+            raise typer.BadParameter("is given twice, also as --model", param_hint="MODEL")
+        flags["model"] = checkpoint
     settings = settings_of(config, **flags)
     from server import serving
     from server.process.preflight import preflight

@@ -179,9 +179,10 @@ class Runtime:
         if (warning := local.cut_length(self.settings, capabilities)) is not None:
             log.warning(warning)
         log.info(
-            "model %s is ready after %.1f s: a context of %d tokens, %d slots, %s on %s",
+            "model %s is ready after %.1f s at %s: a context of %d tokens, %d slots, %s on %s",
             serving.name,
             time.monotonic() - self._begun,
+            self.settings.address,
             capabilities.context_length,
             slots,
             " with ".join(filter(None, [capabilities.dtype, capabilities.quantization])),

@@ -46,9 +46,9 @@ export class Card {
       ...text.split(/(\s+)/).map((piece) => (piece.trim() && marks[word++] ? h("mark", {}, piece) : piece)),
     );
     const said = [result.meta];
-    if (reference !== null) said.push(text === reference ? "same words" : "other words");
+    if (reference !== null) said.push(text === reference ? "text unchanged" : "text changed");
     this.meta.textContent = said.filter(Boolean).join(" · ");
-    const button = h("button", { type: "button", class: "small link", on: { click: goOn } }, "Ask on");
+    const button = h("button", { type: "button", class: "small link", on: { click: goOn } }, "Follow up");
     this.on.replaceChildren(...(text ? [button] : []));
     if (!diagnostics?.tam?.length || !look.shown) return;
     this.#offer(wordsOf(text, diagnostics.tam), marks, look);

@@ -36,7 +36,7 @@ const PROTOCOLS = {
     package: "anthropic",
     client: (origin, key) => `Anthropic(base_url="${origin}", api_key=${key})`,
     call: "client.messages.create",
-    own: ["seed"],
+    own: ["seed", "temperature", "top_p", "top_k"], // of which the package from 2.14 on has none
     print: ["print(answer.content[0].text)"],
     from: "answer",
   },

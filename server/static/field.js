@@ -64,20 +64,28 @@ function text(spec, standard, optional) {
   return { input, read, write: (value) => (input.value = value ?? "") };
 }
 
-/** Anything else, such as a list, is written as JSON; what is none goes to the server as text, which says what is wrong. */
+/** Anything else, such as a list, is written as JSON, a list also without its brackets; what is neither goes to the server as
+ * text, which says what is wrong. */
 function json(spec, standard, optional) {
   const value = standard === null ? null : JSON.stringify(standard);
-  const input = h("input", { type: "text", value, spellcheck: "false", placeholder: optional ? "auto" : "JSON" });
+  const input = h("input", { type: "text", value, spellcheck: "false", placeholder: optional ? "auto, or a, b, c" : "a, b, c" });
   const read = () => {
     if (input.value.trim() === "") return optional ? null : undefined;
-    try {
-      return JSON.parse(input.value);
-    } catch {
-      return input.value;
-    }
+    const whole = parsed(input.value);
+    const found = whole === undefined && input.value.includes(",") ? parsed(`[${input.value}]`) : whole;
+    return found === undefined ? input.value : found;
   };
   const write = (given) => (input.value = given === null || typeof given === "string" ? (given ?? "") : JSON.stringify(given));
   return { input, read, write };
+}
+
+/** What a text says as JSON; undefined where it is none. */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
 }
 
 const MAKERS = { number, integer: number, boolean: flag, string: text };

@@ -146,7 +146,7 @@ function calibration(found) {
     `raised on ${percent(rates.right?.[0])} of right and ${percent(rates.wrong?.[0])} of wrong answers`,
   ]);
   return [
-    h("p", { class: "soft note" }, "Numbers that are measured once per model and kept in its folder."),
+    h("p", { class: "soft note" }, "Numbers that are measured once per model and kept beside its vectors or in its folder."),
     definitions([...rows, ...raised]),
   ];
 }

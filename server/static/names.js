@@ -5,8 +5,10 @@ import { percent, seconds, short } from "./dom.js";
 /** first_layer: "first layer". */
 export const words = (name) => name.replaceAll("_", " ");
 
-/** see: "See". */
-export const title = (name) => name.charAt(0).toUpperCase() + words(name.slice(1));
+const PUBLISHED = { vista: "VISTA", only: "ONLY", opera: "OPERA", dola: "DoLa" };
+
+/** see: "See"; a published method as its paper writes it. */
+export const title = (name) => PUBLISHED[name] ?? name.charAt(0).toUpperCase() + words(name.slice(1));
 
 /** A group, such as SAGE, or a kind, such as VCD: both are abbreviations. */
 export const acronym = (name) => words(name).toUpperCase();

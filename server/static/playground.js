@@ -226,7 +226,7 @@ function sendOne() {
   const form = current();
   const { steering, baseline } = bodyOf(form, () => "");
   const steered = steering
-    ? [`${steering.toward === "auto" ? "auto" : sideOf(form.strength)} ${steering.strength}`]
+    ? [`${steering.toward === "auto" ? "auto" : `toward the ${sideOf(form.strength)}`}, ${steering.strength}`]
     : [];
   const chips = [...steered, ...state.interventions.names()];
   const plain = chips.length === 0;

@@ -24,8 +24,10 @@ export class Results {
   }
 
   /** Send `variants` [{key, title, chips, plain, form}] of a form and show what comes, with the plain model's answer where the first
-   * one has a `baseline`. Returns what was answered, and why there is nothing where nothing was. */
+   * one has a `baseline`; the answers before where nothing comes. Returns what was answered, and why there is nothing where
+   * nothing was. */
   async run(form, variants, baseline, signal) {
+    const [earlier, ofForm] = [this.results, this.form];
     this.clear();
     const plan = baseline ? [...variants, { key: "base", title: "Baseline", chips: [], plain: true }] : variants;
     this.#lay(plan);
@@ -51,7 +53,10 @@ export class Results {
     for (const one of all) delete one.baseline;
     if (base) all.push(asBase(base));
     if (all.length) this.#finish(all, form);
-    else if (!this.cards.some(({ live }) => live.textContent.replace("…", ""))) byId("answers").hidden = true;
+    else if (!this.cards.some(({ live }) => live.textContent.replace("…", ""))) {
+      if (earlier.length) this.show(earlier, ofForm);
+      else byId("answers").hidden = true;
+    }
     const [error] = problems.filter(({ name }) => name !== "AbortError");
     return [all, all.length ? null : (error ?? null)];
   }

@@ -160,7 +160,7 @@ def test_help_shows_no_default_that_depends_on_where_the_code_is() -> None:
         (["serve", "--zzz"], "helmsight serve: No such option: --zzz"),
         (["serv"], "helmsight: No such command 'serv'. Did you mean 'serve'"),
         (["vectors", "lst"], "helmsight vectors: No such command 'lst'. Did you mean 'list'?"),
-        (["serve", "more"], "helmsight serve: Got unexpected extra argument(s) (more)"),
+        (["serve", "model", "more"], "helmsight serve: Got unexpected extra argument(s) (more)"),
         (["serve", "--host", "--port", "1"], "helmsight serve: Option --host needs a value."),
         (["serve", "--host"], "helmsight serve: Option --host needs a value."),
         (["eval", "mc2", "--conditions", "--limit", "3"], "helmsight eval mc2: Option --conditions needs a value."),

@@ -176,7 +176,7 @@ class Compiling:
                         number, fault = json.loads(line)
                         if self._load_stored(step := pending.pop(number)):
                             details = " ".join(step.variant), len(self._steps), time.monotonic() - self._begun
-                            log.info("a step is in use (%s): %d, after %.1f s", *details)
+                            log.info("a compiled step is in use (%s): %d, after %.1f s", *details)
                         else:
                             faults.append(fault or "the compiled step cannot be used")
                             if len(faults) == 1:

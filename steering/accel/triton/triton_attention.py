@@ -18,8 +18,9 @@ import triton.language as tl
 from steering.accel.triton.attended import SCALE, TRANSFER, Attended, Enhancement
 
 BLOCK = 32
-"""Columns of one product, half as many where a column takes more bytes than `WIDEST`: most GPUs have 99 KiB for a program."""
+"""Columns of one product."""
 WIDEST = 512
+"""Most bytes of a column; half as many columns make a product of wider ones, as most GPUs have 99 KiB for a program."""
 WAVES = 2
 """Programs per GPU processor into which a short batch is split."""
 LONGEST = 1024

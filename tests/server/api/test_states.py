@@ -93,6 +93,14 @@ def test_options_of_a_readout_that_is_not_included_are_refused(client: FlaskClie
     assert error["message"] == "'diagnostics.states' goes with 'states' in 'diagnostics.include'."
 
 
+def test_an_option_alone_asks_for_its_readout(client: FlaskClient) -> None:
+    """README's row."""
+    response = ask(client, QUESTION, diagnostics={"states": {"layers": [5], "positions": "last"}})
+    diagnostics = response.json["choices"][0]["diagnostics"]
+    assert diagnostics["states"]["layers"] == [5]
+    assert diagnostics.keys() > {"states", "modality"}, "beside those of `true`"
+
+
 def test_the_oldest_files_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_files, "KEPT_BYTES", 10)
     files = AnswerFiles()

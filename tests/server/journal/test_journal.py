@@ -187,7 +187,8 @@ def test_readouts_for_the_journal_alone_are_not_the_clients(serve: Serve) -> Non
 
 def test_readouts_for_the_journal_have_numbers() -> None:
     with pytest.raises(
-        SettingsError, match="numbers: focus, modality, decay, residual, flags, confidence, alarm; got 'tam'"
+        SettingsError,
+        match="numbers: 'tam' is unknown; must be one of focus, modality, decay, residual, flags, confidence, alarm",
     ):
         create_app(Settings(journal="off", journal_readouts=("focus", "tam")), engine=FakeEngine())  # type: ignore[arg-type]
 

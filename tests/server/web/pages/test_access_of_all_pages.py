@@ -63,7 +63,7 @@ def test_the_playground_with_everything_on_it(at: Callable[[str, str], Any]) -> 
     page.locator("#send").click()
     page.wait_for_selector("#card-flags")
     page.locator("#token").fill("2")
-    page.get_by_role("button", name="Ask on").first.click()
+    page.get_by_role("button", name="Follow up").first.click()
     page.locator("#files").set_input_files([SAMPLES / "pink.png"])
     page.wait_for_selector("#tray li")
     page.locator("#send").click()  # without a question, which is told

@@ -124,7 +124,7 @@ def test_two_answers_mark_each_others_words(playground: Callable[..., Visit]) ->
     assert send(page) == "The star is yellow."
     assert page.locator("#answer-words .differs").all_inner_texts() == ["yellow."]
     assert page.locator("#base-words .differs").all_inner_texts() == ["green."]
-    assert "other words" in page.locator("#answer-meta").inner_text()
+    assert "text changed" in page.locator("#answer-meta").inner_text()
 
 
 def test_they_stream_side_by_side(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:

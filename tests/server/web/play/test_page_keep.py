@@ -142,7 +142,7 @@ def test_a_conversation_goes_on_with_what_was_said(playground: Callable[..., Vis
     page = playground().page
     pick(page, GREEN)
     first = send(page)
-    page.get_by_role("button", name="Ask on").first.click()
+    page.get_by_role("button", name="Follow up").first.click()
     assert page.locator("#turns li").count() == 1
     assert page.locator("#tray li").count() == 0
     page.locator("#system-row summary").click()

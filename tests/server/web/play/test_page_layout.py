@@ -18,7 +18,7 @@ def test_the_helm_is_in_sight_whatever_stands_above_it(playground: Callable[...,
     pick(page, GREEN)
     if turns:
         send(page)
-        page.get_by_role("button", name="Ask on").first.click()
+        page.get_by_role("button", name="Follow up").first.click()
     page.locator("#files").set_input_files([SAMPLES / name for name in ("cyan.png", "gray.png", "pink.png")] * 3)
     page.wait_for_selector("#tray li:nth-child(9)")
     page.locator("#context").fill("The star is green. " * 20)
