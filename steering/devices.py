@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-NO_MEMORY = 2
-"""CUDA's number of the error that leaves a device usable."""
+REFUSALS = frozenset({1, 2, 9, *range(900, 909)})
+"""CUDA's numbers of errors of single calls: invalid values, lack of memory, grids too large, and what no capture takes."""
 
 
 def to_device(tensor: torch.Tensor, like: torch.Tensor | torch.device) -> torch.Tensor:
@@ -34,9 +34,9 @@ def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:
     """Return True where a device is unusable after an error.
 
     After an assertion in a kernel, or an illegal access, all later calls fail; the first one reports it, possibly in the
-    words of another library.
+    words of another library, or as if that call alone were refused.
     """
-    if isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) != NO_MEMORY:
+    if isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) not in REFUSALS:
         return True
     try:
         for device in devices:

@@ -80,7 +80,8 @@ def product(
             return out
         mask = visible(torch.arange(columns - n, columns, device=query.device), columns, heads.window)
     causal = mask is None
-    if mask is not None and query.is_cuda:  # kernels that take a mask and grouped heads materialise all weights
+    single = query.dtype == torch.float32
+    if query.is_cuda and (single or mask is not None):  # where heads are grouped, all weights would be materialised
         key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         mask = mask.to(query.dtype)

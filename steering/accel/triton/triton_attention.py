@@ -193,7 +193,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         tl.store(parts + part[:, None] * width + at[None, :], summed / divisor[:, None], mask=tile)
 
 
-@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["layer", "splits"])  # type: ignore[untyped-decorator]
 def _combine_kernel(  # type: ignore[no-untyped-def]
     parts,
     masses,
@@ -360,23 +360,24 @@ def decode_attention(
     flags = {"has_masks": enhancement is not None, "has_window": window is not None}
     width_block = max(16, triton.next_power_of_2(width))
     block = BLOCK if width_block * keys.element_size() <= WIDEST else BLOCK // 2
-    _split_kernel[(rows, kv_heads, splits)](
-        query, key, value, keys, values, positions, row_log_sums if gains is None else gains, masks, parts, masses, log_sums,
-        scores, scaling, softcap or 0.0, window or 0, least, columns, length, *key.stride()[:2], *value.stride()[:2],
-        masks.stride(0), heads, group, max(16, triton.next_power_of_2(group)), width, width_block, block,
-        has_cap=softcap is not None, has_gains=gains is not None, looks=looks, num_warps=4, num_stages=3, **flags,
-    )  # fmt: skip
-    _combine_kernel[(rows * heads,)](
-        parts, masses, log_sums, settings, reading, out, row_log_sums, factors, effect, splits,
-        settings.shape[1], layer, torch.finfo(torch.float32).tiny, heads, triton.next_power_of_2(heads),
-        triton.next_power_of_2(splits), width, width_block, flags["has_masks"], SCALE, TRANSFER,
-        num_warps=4 if splits > 8 else 2,
-    )  # fmt: skip
-    if not looks:
-        return Attended(out, None, None if enhancement is None else effect)
-    means = empty(rows, columns)
-    _means_kernel[(rows, triton.cdiv(columns, 128))](
-        scores, row_log_sums, positions, masks, factors, means, window or 0, columns, length, masks.stride(0), heads, 128,
-        num_warps=4, has_window=flags["has_window"], has_masks=flags["has_masks"],
-    )  # fmt: skip
-    return Attended(out, means, None if enhancement is None else effect)
+    with torch.cuda.device_of(query):  # otherwise kernels are launched on the first device
+        _split_kernel[(rows, kv_heads, splits)](
+            query, key, value, keys, values, positions, row_log_sums if gains is None else gains, masks, parts, masses,
+            log_sums, scores, scaling, softcap or 0.0, window or 0, least, columns, length, *key.stride()[:2],
+            *value.stride()[:2], masks.stride(0), heads, group, max(16, triton.next_power_of_2(group)), width, width_block,
+            block, has_cap=softcap is not None, has_gains=gains is not None, looks=looks, num_warps=4, num_stages=3, **flags,
+        )  # fmt: skip
+        _combine_kernel[(rows * heads,)](
+            parts, masses, log_sums, settings, reading, out, row_log_sums, factors, effect, splits,
+            settings.shape[1], layer, torch.finfo(torch.float32).tiny, heads, triton.next_power_of_2(heads),
+            triton.next_power_of_2(splits), width, width_block, flags["has_masks"], SCALE, TRANSFER,
+            num_warps=4 if splits > 8 else 2,
+        )  # fmt: skip
+        if not looks:
+            return Attended(out, None, None if enhancement is None else effect)
+        means = empty(rows, columns)
+        _means_kernel[(rows, triton.cdiv(columns, 128))](
+            scores, row_log_sums, positions, masks, factors, means, window or 0, columns, length, masks.stride(0), heads,
+            128, num_warps=4, has_window=flags["has_window"], has_masks=flags["has_masks"],
+        )  # fmt: skip
+        return Attended(out, means, None if enhancement is None else effect)

@@ -125,7 +125,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     tl.store(target + half, (c + d).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _rotated_kernel(  # type: ignore[no-untyped-def]
     query,
     key,

@@ -181,3 +181,22 @@ def test_steps_that_cannot_be_captured_yet_run_eagerly(
         "no more decode steps are captured; the rest run eagerly: CUDA out of memory."
     ]
     assert len(graphs) == 2
+
+
+def test_nothing_more_is_captured_where_memory_is_short(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
+    graphs = DecodeGraphs(engine.mllm, captures=lambda: again)
+    engine.core.runner.passes.use(graphs)
+    answered(engine, 3)
+    graphs.tried, captured = True, len(graphs)
+    free = [cuda_graphs.LEAST_FREE - 1]
+    monkeypatch.setattr(cuda_graphs, "free_bytes", lambda device: free[0])
+    assert answered(engine, 60) == answered(plain, 60)
+    assert not graphs.prepare_next()
+    assert len(graphs) == captured
+    free[0] += 1
+    assert graphs.prepare_next()
+    assert len(graphs) == captured + 1

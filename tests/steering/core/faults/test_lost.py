@@ -126,3 +126,14 @@ def test_a_device_that_does_not_answer_any_more_is_lost(monkeypatch: pytest.Monk
     assert lost(library, [gpu])
     assert not lost(library, [cpu])
     assert steps.lost is lost
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"), [(None, True), (700, True), (710, True), (2, False), (9, False), (901, False)]
+)
+def test_an_error_of_a_single_call_loses_no_device(code: int | None, ends: bool) -> None:
+    """By CUDA's numbers: an illegal access and a failed assertion, lack of memory, a grid too large, a capture."""
+    error = torch.AcceleratorError("CUDA error")
+    if code is not None:
+        vars(error)["error_code"] = code
+    assert lost(error, [torch.device("cpu")]) == ends
