@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from steering.core.budget import StepBudget
+from steering.core.budget import MERGED, StepBudget
 from steering.core.compilation import Compilation, check_compilable
 from steering.core.core import EngineCore
 from steering.devices import gpu_memory
@@ -88,7 +88,7 @@ class Engine(Client):
         mllm.settle(compiled)
         self.compilation = Compilation(mllm, compiled, compiled_folder)
         sizes = (slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes)
-        runner = Runner(mllm, *sizes, kv_share, self.compilation.steps)
+        runner = Runner(mllm, *sizes, kv_share, self.compilation.steps, MERGED * prefill_budget)
         self.core = EngineCore(mllm, runner, prefill_budget, max_waiting, max_wait)
         super().__init__(mllm, Limits(self.max_length, max_images, self.focus_layers, self.core.slots))
         self._budget = StepBudget(prefill_budget, max_gap, max_stall)
@@ -224,6 +224,8 @@ class Engine(Client):
             self.core.changed.wait_for(lambda: busy or self.core.has_work or self.core.closed)
 
     def _run(self, heed: Callable[[bool], object], deliver: Callable[[list[Output]], object]) -> None:
+        if self.mllm.device.type == "cuda":  # pinned memory belongs to the thread's device, which is else the first one
+            torch.cuda.set_device(self.mllm.device)
         try:
             while (busy := self.core.has_work) or not self.core.closed:
                 heed(busy or self.compilation.prepare_next())

@@ -49,6 +49,15 @@ def allotted(
     return pool
 
 
+def pass_bytes(mllm: MLLM, tokens: int) -> int:
+    """Return the memory that a prefill of so many tokens takes beside keys and values: twice that of a layer's tensors.
+
+    These are three as wide as an FFN and six as wide as the residual stream.
+    """
+    ffn = max(mllm.ffn_widths) or 4 * mllm.hidden_size
+    return 2 * tokens * (3 * ffn + 6 * mllm.hidden_size) * mllm.dtype.itemsize
+
+
 @torch.inference_mode()
 def at_once(mllm: MLLM, slots: int, length: int, share: float, reserved: int) -> KVPool:
     """Allocate the KV cache now, of as many slots as fit in that share of the free memory of every device.

@@ -24,7 +24,7 @@ from steering.runner.contrastive import Combined, ContrastiveBranches, ContrastS
 from steering.runner.embedding import Embedder
 from steering.runner.passes import Passed, Passes
 from steering.runner.prefix import PrefixCache
-from steering.runner.room import SHARE, allotted
+from steering.runner.room import SHARE, allotted, pass_bytes
 from steering.runner.sampler import Sampled
 from steering.runner.threads import PassThreads
 
@@ -55,14 +55,18 @@ class Runner:
         prefix_cache_bytes: int = 0,
         share: float = SHARE,
         backend: Backend | None = None,
+        pass_tokens: int = 0,
     ):
-        """Allocate the slots; `backend` is used for each pass that it supports."""
+        """Allocate the slots, beside caches and a prefill of `pass_tokens`.
+
+        `backend` is used for each pass that it supports.
+        """
         self.mllm = mllm
         self.threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
         mllm.seen.capacity = image_cache_bytes
-        cache_bytes = image_cache_bytes + prefix_cache_bytes
-        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, cache_bytes)
+        reserved = image_cache_bytes + prefix_cache_bytes + pass_bytes(mllm, pass_tokens)
+        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, reserved)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 
 from steering import MLLM, Request, Sampling, UnsupportedModel
+from steering.core.budget import MERGED
+from steering.decoder.kv import KVPool
 from steering.devices import free_bytes
-from steering.runner import room
+from steering.runner import room, runner
 from steering.runner.room import allotted, at_once
 from tests import families
 from tests.steering.conftest import LoadMLLM, MakeEngine
@@ -50,6 +53,33 @@ def test_slots_are_as_many_as_fit_beside_the_caches(
     assert "there is room for 7 slots, not for 16" in caplog.text
     with pytest.raises(UnsupportedModel, match=r"leaves no room for an answer.*'max_length'"):
         at_once(mllm, 16, 100, share=0.9, reserved=9 * size)
+
+
+def test_the_largest_prefill_has_room_beside_the_slots(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pass takes at most is counted by torch's profiler."""
+    reserved: list[int] = []
+
+    def noting(*given: Any) -> KVPool:
+        reserved.append(given[-1])
+        return allotted(*given)
+
+    monkeypatch.setattr(runner, "allotted", noting)
+    engine = make_engine(
+        FAMILY, slots=1, max_length=640, prefill_budget=128, image_cache_bytes=5, prefix_cache_bytes=2**16
+    )
+    assert reserved == [5 + 2**16 + room.pass_bytes(engine.mllm, MERGED * 128)]
+    request = Request([{"role": "user", "content": "what " * 160}], Sampling(max_tokens=1))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        engine.generate([request])
+    most = now = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    keys = engine.core.runner.pool.bytes
+    assert 0 < most - keys < room.pass_bytes(engine.mllm, 512)
 
 
 def test_memory_on_a_cpu_is_taken_when_slots_are_used(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
