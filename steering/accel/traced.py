@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 
 from steering.accel.tensors import Bound
 from steering.decoder.hooks import Hook
+from steering.interventions.dola import DolaRows, DolaSlots
+from steering.interventions.look_at import LookAtSlots
 from steering.interventions.pai import PaiSlots
+from steering.interventions.project_out import ProjectOutRows, ProjectOutSlots
 from steering.interventions.see import SeeSlots
 from steering.interventions.steer_rows import SteerSlots
 from steering.interventions.think import ThinkSlots
@@ -65,6 +68,34 @@ class TracedSee(Traced):
     def decode(self, batch: DecodeBatch) -> Hook | None:
         hook: Hook = self.slots.rows(batch.rows, (self.slots.pool.layers, 0), generated=True)
         return hook
+
+
+@traces(LookAtSlots)
+class TracedLookAt(Traced):
+    """Makes the hook of `look_at` as if scores were biased in every layer."""
+
+    def decode(self, batch: DecodeBatch) -> Hook | None:
+        hook: Hook = self.slots.rows(batch.rows, tuple(range(self.slots.pool.layers)))
+        return hook
+
+
+@traces(ProjectOutSlots)
+class TracedProjectOut(Traced):
+    """Makes the hook of `project_out` as if a direction were removed in every layer."""
+
+    def decode(self, batch: DecodeBatch) -> Hook | None:
+        slots: ProjectOutSlots = self.slots
+        return ProjectOutRows(
+            slots.directions[batch.rows], slots.generated[batch.rows], tuple(range(slots.pool.layers))
+        )
+
+
+@traces(DolaSlots)
+class TracedDola(Traced):
+    """Makes DoLa's hook as if every state were a candidate."""
+
+    def decode(self, batch: DecodeBatch) -> Hook | None:
+        return DolaRows(list(range(self.slots.pool.layers)), None)
 
 
 def traced_of(parts: Sequence[Slots]) -> list[Traced] | None:

@@ -135,7 +135,7 @@ class LookAtRows(AttentionHook):
         asked: torch.Tensor,
         bias: torch.Tensor,
         patches: torch.Tensor,
-        layers: frozenset[int],
+        layers: tuple[int, ...],
         places: torch.Tensor | None = None,
         first: torch.Tensor | None = None,
     ):
@@ -231,7 +231,11 @@ class LookAtSlots(Slots):
         looks = [look for sequence in sequences if (look := _options(sequence)) is not None and look.bias]
         if not looks:
             return None
-        layers = frozenset().union(*(look.chosen_layers(self.pool.layers) for look in looks))
+        layers = {layer for look in looks for layer in look.chosen_layers(self.pool.layers)}
+        return self.rows(rows, tuple(sorted(layers)), places)
+
+    def rows(self, rows: slice, layers: tuple[int, ...], places: torch.Tensor | None = None) -> LookAtRows:
+        """Return the bias of some slots, in which no row may be biased."""
         return LookAtRows(self.asked[rows], self.bias[rows], self.patches[rows], layers, places, self.first[rows])
 
 

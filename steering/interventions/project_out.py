@@ -97,7 +97,7 @@ class ProjectOutRows(LayerHook):
 
     by_token: torch.Tensor
 
-    def __init__(self, directions: torch.Tensor, touched: torch.Tensor, layers: frozenset[int]):
+    def __init__(self, directions: torch.Tensor, touched: torch.Tensor, layers: tuple[int, ...]):
         self._directions, self._touched, self._layers = directions, touched, layers
         self._shares: list[torch.Tensor] = []
 
@@ -180,10 +180,9 @@ class ProjectOutSlots(Slots):
         return Removed(tokens, float(share))
 
     def _rows(self, rows: slice, sequences: list[Sequence], touched: torch.Tensor) -> ProjectOutRows | None:
-        layers = [options.touched_layers for sequence in sequences if (options := _options(sequence)) is not None]
-        if not layers:
-            return None
-        return ProjectOutRows(self.directions[rows], touched, frozenset().union(*layers))
+        chosen = [options.touched_layers for sequence in sequences if (options := _options(sequence)) is not None]
+        layers = {layer for layers in chosen for layer in layers}
+        return ProjectOutRows(self.directions[rows], touched, tuple(sorted(layers))) if chosen else None
 
 
 def _options(sequence: Sequence) -> ProjectOut | None:

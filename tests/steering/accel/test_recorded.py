@@ -14,7 +14,7 @@ from tests.steering.accel.recorded import Recorded
 from tests.steering.parallel.asking import differences, requests, small, told
 
 CPU = torch.device("cpu")
-EAGER = {"vista", "only", "opera", "dola", "looking", "projected out"}
+EAGER = {"vista", "only", "opera"}
 """Requests with hooks that no graph holds, beside which all would run eagerly."""
 
 
