@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from steering.accel.cuda_graphs import Capture
+from steering.accel.triton.capture import Capture
 from steering.bench.rows import Unavailable
 
 

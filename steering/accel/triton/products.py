@@ -33,7 +33,7 @@ class ProductOps(Protocol):
     def matvecs(self) -> Sequence[Product]:
         """Kernels that take a single state."""
 
-    def seconds(self, run: Callable[[], object]) -> float: ...
+    def seconds(self, run: Callable[[], object], device: torch.device) -> float: ...
 
 
 class Products:
@@ -69,7 +69,8 @@ class Products:
         right = [linear, *(ours for ours in self._ops.matvecs if alike(ours(state, weight, bias), expected))]
         try:
             weights = [weight, *(weight.clone() for _ in range(COLD // weight.nbytes))]
-            times = [self._ops.seconds(partial(_each, product, state, weights, bias)) for product in right]
+            runs = [partial(_each, product, state, weights, bias) for product in right]
+            times = [self._ops.seconds(run, weight.device) for run in runs]
         except Exception as error:
             log.warning("products with a single state cannot be timed: %s: %s", type(error).__name__, error)
             return right[min(1, len(right) - 1)]

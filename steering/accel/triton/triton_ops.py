@@ -7,13 +7,14 @@ addition; then the last bit may differ. Needs triton, which torch's builds for G
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from triton.testing import do_bench_cudagraph
+
+from steering.accel.triton.capture import Capture
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -303,7 +304,19 @@ matvecs = tuple(partial(matvec, form=form) for form in MATVEC_FORMS)
 """The product in each form."""
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Return the device time of a call, which is captured as a CUDA graph: the fastest of ten."""
-    milliseconds: float = do_bench_cudagraph(run, rep=1, return_mode="min")
-    return milliseconds / 1000
+_capture = cache(Capture)
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the device's time for a call, which is captured as a CUDA graph: the shortest of ten."""
+    replay, _ = _capture()(lambda: [run()], device)  # type: ignore[list-item]
+    times = []
+    for _ in range(10):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.device(device):
+            began.record()
+            replay()
+            ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    return min(times) / 1000

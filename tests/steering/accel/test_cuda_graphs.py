@@ -15,8 +15,9 @@ from PIL import Image
 import steering
 from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Think
 from steering.accel import cuda_graphs
-from steering.accel.cuda_graphs import LEAST, Captured, DecodeGraphs
+from steering.accel.cuda_graphs import LEAST, DecodeGraphs
 from steering.accel.tensors import Bound
+from steering.accel.triton.capture import Captured
 from steering.decoder.kv import KVPool
 from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id

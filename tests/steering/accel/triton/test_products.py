@@ -38,7 +38,7 @@ class Kernels(Ops):
 
         return product
 
-    def seconds(self, run: Callable[[], object]) -> float:
+    def seconds(self, run: Callable[[], object], device: torch.device) -> float:
         before = list(self.taken)
         run()
         changed = [number for number, count in enumerate(self.taken) if count > before[number]]
@@ -82,7 +82,7 @@ def test_timed_products_read_more_weights_than_a_cache_holds() -> None:
 
 def test_without_times_the_first_right_kernel_is_taken() -> None:
     class Untimed(Kernels):
-        def seconds(self, run: Callable[[], object]) -> float:
+        def seconds(self, run: Callable[[], object], device: torch.device) -> float:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     ops = Untimed(1.0, 1.0, 1.0, 1.0)
