@@ -94,7 +94,7 @@ def _flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_hea
         for count, length in ((heads, 5), (kv_heads, 37), (kv_heads, 37))
     )
     try:
-        ours = _flash(query, key, value, width**-0.5)
+        ours = torch.cat([_flash(query[:, :, -n:], key, value, width**-0.5) for n in (5, 1)], 2)
     except Exception as reason:  # the kernel is missing, or takes other arguments
         log.warning("chunks of prompts fall back to attention with a mask: %s: %s", type(reason).__name__, reason)
         return False
@@ -102,4 +102,5 @@ def _flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_hea
     scores = query.double() @ near.transpose(2, 3) * width**-0.5
     later = torch.arange(37, device=device) > torch.arange(32, 37, device=device)[:, None]
     expected = scores.masked_fill(later, -torch.inf).softmax(-1) @ far
+    expected = torch.cat([expected, expected[:, :, -1:]], 2)
     return bool((ours.double() - expected).norm() <= WITHIN[dtype] * expected.norm())

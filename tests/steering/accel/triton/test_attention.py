@@ -1,4 +1,4 @@
-"""The check that a decode attention kernel passes before it is used."""
+"""The checks that attention kernels pass before they are used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from steering.accel.triton import attention
 from steering.accel.triton.attended import Attended
 from steering.accel.triton.attention import WITHIN, decode_kernel, error_of, lower_right
 from tests.steering.accel.triton.reference import DecodeAttention
@@ -45,3 +47,17 @@ def test_a_wrong_kernel_is_outside_its_dtypes_tolerance(fault: str) -> None:
 def test_there_is_no_kernel_without_a_gpu() -> None:
     assert decode_kernel(CPU, torch.float32, 8, 2, 16) is None
     assert lower_right(*(torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16) for _ in range(3)), 1.0) is None
+
+
+@pytest.mark.parametrize("wrong_at", [None, 1, 5])
+def test_a_flash_kernel_is_tried_with_one_query_and_with_several(
+    wrong_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+        n, columns = query.shape[2], key.shape[2]
+        end = columns - n if n != wrong_at else 0  # else causal from the upper left corner
+        mask = torch.arange(columns) <= torch.arange(end, end + n)[:, None]
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
+
+    monkeypatch.setattr(attention, "_flash", flash)
+    assert attention._flash_is_right.__wrapped__(CPU, torch.bfloat16, 8, 2, 16) == (wrong_at is None)
