@@ -307,9 +307,9 @@ matvecs = tuple(partial(matvec, form=form) for form in MATVEC_FORMS)
 _capture = cache(Capture)
 
 
-def seconds(run: Callable[[], object], device: torch.device) -> float:
+def seconds(run: Callable[[], list[torch.Tensor]], device: torch.device) -> float:
     """Return the device's time for a call, which is captured as a CUDA graph: the shortest of ten."""
-    replay, _ = _capture()(lambda: [run()], device)  # type: ignore[list-item]
+    replay, _ = _capture()(run, device)
     times = []
     for _ in range(10):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -115,7 +115,7 @@ class Ops:
         self.calls["silu_product"] += 1
         return nn.functional.silu(gate) * up + self._wrong
 
-    def seconds(self, run: Callable[[], object], device: torch.device) -> float:
+    def seconds(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> float:
         before = self.calls["matvec"]
         run()
         return self._times[self.calls["matvec"] > before]

@@ -38,7 +38,7 @@ class Kernels(Ops):
 
         return product
 
-    def seconds(self, run: Callable[[], object], device: torch.device) -> float:
+    def seconds(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> float:
         before = list(self.taken)
         run()
         changed = [number for number, count in enumerate(self.taken) if count > before[number]]
@@ -82,7 +82,7 @@ def test_timed_products_read_more_weights_than_a_cache_holds() -> None:
 
 def test_without_times_the_first_right_kernel_is_taken() -> None:
     class Untimed(Kernels):
-        def seconds(self, run: Callable[[], object], device: torch.device) -> float:
+        def seconds(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> float:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     ops = Untimed(1.0, 1.0, 1.0, 1.0)
@@ -91,6 +91,20 @@ def test_without_times_the_first_right_kernel_is_taken() -> None:
     ops.taken = [0] * 3
     product(state, weight, bias)
     assert ops.taken == [0, 1, 0]
+
+
+def test_a_kernel_that_fails_is_not_taken() -> None:
+    ops = Kernels(3.0, 1.0, 2.0)
+
+    def failing(*given: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of resource: shared memory")
+
+    ops.matvecs = (failing, *ops.matvecs)
+    state, weight, bias = drawn()
+    product = Products(ops).of(weight, bias)
+    ops.taken = [0] * 2
+    product(state, weight, bias)
+    assert ops.taken == [0, 1]
 
 
 def test_each_shape_is_timed_once_and_float32_never() -> None:
