@@ -31,6 +31,7 @@ from steering import (
     Tools,
     VectorStore,
 )
+from steering.protocol.forms import KIND
 from steering.protocol.readout import REGISTRY, cheap, readout_options
 
 MESSAGE_FIELDS = {"role", "tool_calls", "tool_call_id"}
@@ -159,12 +160,12 @@ def _interventions(
 
 def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
     if name not in serving.capabilities.interventions:
-        of_kind = f" of kind {kind}" if kind else ""
+        of_kind, at = (f" of kind {kind}", f"{param}.{KIND}") if kind else ("", param)
         if name in serving.disabled:
             message = f"'{param}'{of_kind} is disabled on this server."
-            raise Inapplicable(message, param=param, code="unsupported_value")
+            raise Inapplicable(message, param=at, code="unsupported_value")
         raise Inapplicable(
-            f"'{param}'{of_kind} is not supported by this server's engine.", param=param, code="unsupported_value"
+            f"'{param}'{of_kind} is not supported by this server's engine.", param=at, code="unsupported_value"
         )
 
 
