@@ -116,7 +116,6 @@ class Kinds(Form):
         self._check_names(value, [KIND, *names(options)])
         return (options(**{key: item for key, item in value.items() if key != KIND}),)
 
-
     def _unknown(self, kind: Any, value: Any) -> RequestError:
         """Return the error for a value that is no object, or whose kind is none of these."""
         if not isinstance(value, dict):

@@ -32,7 +32,6 @@ RENDERED_BY = ("chat_template_kwargs", "continue_final_message")
 """Fields of a request, beside its messages and tools, that change how its prompt is rendered."""
 MAX_TEMPLATE_KWARGS = 16_384
 """Maximum length of a chat template's variables, in characters of JSON."""
-_LARGEST = 2**63 - 1
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -41,11 +40,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
     "top_k": (0, 1_000_000),
-    "max_tokens": (1, _LARGEST),  # the context bounds it lower; clients mean "any" by their largest number
+    "max_tokens": (1, 2**63 - 1),  # the context bounds it lower; clients mean "any" by their largest number
     "min_tokens": (0, 10_000_000),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
     "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
-    "seed": (-_LARGEST - 1, _LARGEST),
+    "seed": (-(2**63), 2**63 - 1),
     "logit_bias": (-100.0, 100.0),
 }
 """Least and greatest value of each sampling option, by its name in a request; `top_p` must be above its least."""
@@ -125,7 +124,7 @@ def _within(name: str, value: Any, open_low: bool = False, integral: bool = Fals
     if not (is_whole(value) if integral else is_number(value)):
         raise must(name, "be a whole number" if integral else "be a number", value)
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
-        most = "" if high == _LARGEST and value <= high else f" and at most {high}"  # which says little to a person
+        most = "" if value <= high == 2**63 - 1 else f" and at most {high}"  # a number that says little
         raise RequestError(
             f"'{name}' must be {'above' if open_low else 'at least'} {low}{most}; got {value}.", param=name
         )
