@@ -220,13 +220,13 @@ def diagnose_of(
             options |= option.keywords(getattr(wire, name))
     diagnose = Diagnose(include, earlier=earlier, **options)
     requested = {readout.name for readout in diagnose.readouts}
-    if beside := [name for name in diagnose.given if name in REGISTRY and name not in requested]:
+    if optioned := [name for name in diagnose.given if name in REGISTRY and name not in requested]:
         if wire.include is not None:
             raise Inapplicable(
-                f"'diagnostics.{beside[0]}' goes with {beside[0]!r} in 'diagnostics.include'.",
-                param=f"diagnostics.{beside[0]}",
+                f"'diagnostics.{optioned[0]}' goes with {optioned[0]!r} in 'diagnostics.include'.",
+                param=f"diagnostics.{optioned[0]}",
             )
-        diagnose = Diagnose(include.union(beside), earlier=earlier, **options)  # an option asks for its readout
+        diagnose = Diagnose(include.union(optioned), earlier=earlier, **options)  # an option asks for its readout
     for readout in diagnose.readouts:
         if readout.name not in readouts:
             beside = readout.name not in include and readout.name in type(wire).model_fields
