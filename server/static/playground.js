@@ -231,7 +231,7 @@ function sendOne() {
     : [];
   const chips = [...steered, ...state.interventions.names()];
   const plain = chips.length === 0;
-  run(form, [{ key: "answer", title: "Answer", chips, plain, form }], Boolean(baseline));
+  run(form, [{ key: "answer", title: "Answer", chips, steered: steered.length, plain, form }], Boolean(baseline));
 }
 
 function sendAll() {

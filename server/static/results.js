@@ -24,9 +24,9 @@ export class Results {
     byId("readouts").replaceChildren();
   }
 
-  /** Send `variants` [{key, title, chips, plain, form}] of a form and show what comes, with the plain model's answer where the first
-   * one has a `baseline`; the answers before where nothing comes. Returns what was answered, and why there is nothing where
-   * nothing was. Where others are shown meanwhile, they stay. */
+  /** Send `variants` [{key, title, chips, steered, plain, form}] of a form and show what comes, with the plain model's answer
+   * where the first one has a `baseline`; the answers before where nothing comes. The first `steered` chips tell of steering.
+   * Returns what was answered, and why there is nothing where nothing was. Where others are shown meanwhile, they stay. */
   async run(form, variants, baseline, signal) {
     const [earlier, ofForm] = [this.results, this.form];
     this.clear();
@@ -74,7 +74,7 @@ export class Results {
       const [steered] = result.applied?.steering ?? [];
       const auto = steered?.auto && (steered.toward ? `auto: ${towardOf(steered.toward)}, ${short(steered.strength)}` : "auto: not steered");
       const closed = steered?.gate && !steered.gate.open ? ["condition not met: not steered"] : null;
-      const chips = auto || closed ? [...(closed ?? [auto]), ...variant.chips.slice(1)] : variant.chips;
+      const chips = auto || closed ? [...(closed ?? [auto]), ...variant.chips.slice(variant.steered)] : variant.chips;
       return { ...variant, chips, why: steered?.auto?.abstained ?? null, ...result };
     } catch (error) {
       // Of several answers one may break off; of a single one the form says why.
