@@ -53,7 +53,7 @@ def create_app(
     of the settings is loaded in the background.
     """
     settings = settings or Settings()
-    _check_disabled(settings)
+    presets = check_names(settings)
     loads = runtime is None and engine is None
     if runtime is None:
         runtime = Runtime(settings, None if engine is None else Serving.of(adapted(engine), settings))
@@ -63,7 +63,6 @@ def create_app(
     # too long be told from one that was cut.
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body + 1
     app.url_map.strict_slashes = app.url_map.merge_slashes = False  # no redirects: this is an API
-    presets = Presets.of(settings, with_interventions(ChatRequest))
     if runtime.loaded is None:
         runtime.checks += [partial(presets.check, settings=settings), partial(log_missing, settings=settings)]
     else:
@@ -90,10 +89,17 @@ def create_app(
     return app
 
 
-def _check_disabled(settings: Settings) -> None:
-    """Raise SettingsError if a disabled intervention does not exist, since a misspelt one would stay allowed."""
+def check_names(settings: Settings) -> Presets:
+    """Return the presets of the settings; raises SettingsError for a name of theirs that does not exist.
+
+    A misspelt intervention would stay allowed, and a readout without numbers would leave none in the journal.
+    """
     if unknown := [name for name in settings.disable_interventions if name not in intervention.REGISTRY]:
         raise SettingsError(f"setting 'disable_interventions': {_meant(unknown[0], intervention.REGISTRY)}")
+    allowed = with_numbers()
+    if unknown := [name for name in settings.journal_readouts if name not in allowed]:
+        raise SettingsError(f"setting 'journal_readouts', readouts that have numbers: {_meant(unknown[0], allowed)}")
+    return Presets.of(settings, with_interventions(ChatRequest))
 
 
 def _meant(unknown: str, known: Collection[str]) -> str:
@@ -110,13 +116,7 @@ def _not_upgraded(app: WSGIApplication, environ: WSGIEnvironment, start_response
 
 
 def open_journal(settings: Settings) -> Journal:
-    """Return the running journal of the settings; pending rows are written when the process ends.
-
-    Raises SettingsError if it is to hold numbers that no readout has.
-    """
-    allowed = with_numbers()
-    if unknown := [name for name in settings.journal_readouts if name not in allowed]:
-        raise SettingsError(f"setting 'journal_readouts', readouts that have numbers: {_meant(unknown[0], allowed)}")
+    """Return the running journal of the settings; pending rows are written when the process ends."""
     journal = Journal(
         settings.journal.get_secret_value(),
         max_rows=settings.journal_max_rows,

@@ -197,7 +197,7 @@ def _late(
 
 
 def serve(settings: Settings) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it; raises SettingsError for names that do not exist, before the port is opened."""
     set_up_logging(settings.log_level, settings.log_format)
     for warning in warnings_for(settings):
         log.warning(warning)
@@ -206,6 +206,9 @@ def serve(settings: Settings) -> None:
         log.info("loading %s for http://%s:%d", name, settings.host, settings.port)
     gunicorn = Gunicorn(settings)
     import_ahead()
+    from server.app import check_names
+
+    check_names(settings)  # here, as gunicorn would add three lines about a worker that fails on them
     gunicorn.run()
 
 

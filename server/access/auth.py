@@ -7,6 +7,7 @@ from flask import Flask, Response, g, request
 from server.access.limiter import Limiter
 from server.access.named import Role
 from server.access.ring import ANYONE, Holder, KeyRing
+from server.error_forms import MESSAGES
 from server.errors import ApiError
 from server.http.intake import VECTORS
 
@@ -84,12 +85,9 @@ def _holder(keys: KeyRing) -> Holder:
     if not key.strip():
         scheme, key = "bearer", request.headers.get("x-api-key", "")  # as Anthropic's clients send it
     if scheme.lower() != "bearer" or not key.strip():
-        raise ApiError(
-            401,
-            "An API key is required: send it as 'Authorization: Bearer KEY'.",
-            code="missing_api_key",
-            headers=_CHALLENGE,
-        )
+        other = "'x-api-key: KEY' or " if request.path.startswith(MESSAGES) else ""
+        message = f"An API key is required: send it as {other}'Authorization: Bearer KEY'."
+        raise ApiError(401, message, code="missing_api_key", headers=_CHALLENGE)
     holder = keys.holder(key.strip())
     if holder is None:
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=_CHALLENGE)

@@ -365,4 +365,5 @@ def port(settings: Settings) -> Iterator[Finding]:
             raise
         yield Finding("port", "warning", f"{error}", "it is a Helmsight server, which is ready")
         return
-    yield Finding("port", "ok", f"{where} is free")
+    chosen = not settings.port and not settings.host.startswith("unix:")
+    yield Finding("port", "ok", "--port 0: a free port would be chosen" if chosen else f"{where} is free")

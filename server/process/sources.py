@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from server.settings import Settings, SettingsError
+from steering.protocol.wording import MAX_SHOWN
 
 PREFIX = "HELMSIGHT_"
 EMPTY = f"{PREFIX}VECTORS"
@@ -77,14 +78,25 @@ def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | N
         return Settings(**values)
     except ValidationError as error:
         lines = []
-        for problem in error.errors(include_url=False, include_input=False):
+        for problem in error.errors(include_url=False):
             name = str(problem["loc"][0])
-            reason = problem["msg"].replace("Input should", "must").removeprefix("Value error, ")
+            reason = _reason(problem, name)
             if problem["type"] == "extra_forbidden":
                 close = get_close_matches(name, Settings.model_fields, n=1)
                 reason = "there is no such setting" + (f"; did you mean {close[0]!r}?" if close else "")
             lines.append(f"setting {name!r} ({source.get(name, 'default')}): {reason}")
         raise SettingsError("; ".join(lines)) from None
+
+
+def _reason(problem: Any, name: str) -> str:
+    """Return what a setting must be, and its value where that is short and no secret."""
+    message = problem["msg"].replace("Input should", "must").removeprefix("Value error, ")
+    message = re.sub(", unable to .*", "", message).replace(" tuple", " list")
+    message = re.sub(r"\ba valid (?=(\w))", lambda after: "an " if after[1] in "aeiou" else "a ", message)
+    value = problem["input"]
+    told = problem["type"] != "value_error" and isinstance(value, str | int | float) and len(str(value)) <= MAX_SHOWN
+    secret = name in Settings.model_fields and "Secret" in str(Settings.model_fields[name].annotation)
+    return f"{message}; got {value!r}" if told and not secret else message
 
 
 def unknown(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:

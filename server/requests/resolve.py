@@ -31,6 +31,7 @@ from steering import (
     Tools,
     VectorStore,
 )
+from steering.protocol.forms import KIND
 from steering.protocol.readout import REGISTRY, cheap, readout_options
 
 MESSAGE_FIELDS = {"role", "tool_calls", "tool_call_id"}
@@ -159,12 +160,12 @@ def _interventions(
 
 def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
     if name not in serving.capabilities.interventions:
-        of_kind = f" of kind {kind}" if kind else ""
+        of_kind, at = (f" of kind {kind}", f"{param}.{KIND}") if kind else ("", param)
         if name in serving.disabled:
             message = f"'{param}'{of_kind} is disabled on this server."
-            raise Inapplicable(message, param=param, code="unsupported_value")
+            raise Inapplicable(message, param=at, code="unsupported_value")
         raise Inapplicable(
-            f"'{param}'{of_kind} is not supported by this server's engine.", param=param, code="unsupported_value"
+            f"'{param}'{of_kind} is not supported by this server's engine.", param=at, code="unsupported_value"
         )
 
 
@@ -219,13 +220,13 @@ def diagnose_of(
             options |= option.keywords(getattr(wire, name))
     diagnose = Diagnose(include, earlier=earlier, **options)
     requested = {readout.name for readout in diagnose.readouts}
-    if beside := [name for name in diagnose.given if name in REGISTRY and name not in requested]:
+    if optioned := [name for name in diagnose.given if name in REGISTRY and name not in requested]:
         if wire.include is not None:
             raise Inapplicable(
-                f"'diagnostics.{beside[0]}' goes with {beside[0]!r} in 'diagnostics.include'.",
-                param=f"diagnostics.{beside[0]}",
+                f"'diagnostics.{optioned[0]}' goes with {optioned[0]!r} in 'diagnostics.include'.",
+                param=f"diagnostics.{optioned[0]}",
             )
-        diagnose = Diagnose(include.union(beside), earlier=earlier, **options)  # an option asks for its readout
+        diagnose = Diagnose(include.union(optioned), earlier=earlier, **options)  # an option asks for its readout
     for readout in diagnose.readouts:
         if readout.name not in readouts:
             beside = readout.name not in include and readout.name in type(wire).model_fields

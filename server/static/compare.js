@@ -77,13 +77,14 @@ export class Compare {
     byId("compare-interventions").hidden = this.mode !== "interventions";
   }
 
-  /** The forms to send: [{title, chips, plain, form}]; raises an Error, in words, where there is nothing to compare. */
+  /** The forms to send: [{title, chips, steered, plain, form}]; raises an Error, in words, where there is nothing to compare. */
   variants(form) {
     const found = this.mode === "strengths" ? this.#strengths(form) : this.#interventions(form);
     if (found.length < 2) throw new Error("There is nothing to compare: choose at least two.");
-    return found.map(({ title, chips, plain = false, ...changed }) => ({
+    return found.map(({ title, chips, steered = 0, plain = false, ...changed }) => ({
       title,
       chips,
+      steered,
       plain,
       form: { ...form, auto: false, baseline: false, ...changed },
     }));
@@ -110,6 +111,7 @@ export class Compare {
     const sides = [size, -size].map((value) => ({
       title: `toward the ${sideOf(value)}`,
       chips: [`strength ${size}`],
+      steered: 1,
       strength: value,
       interventions: {},
     }));

@@ -10,7 +10,7 @@ export function field(id, name, property, definitions) {
   const make = spec.enum || "const" in spec ? choice : (MAKERS[spec.type] ?? json);
   const { input, read, write } = make(spec, property.default ?? null, optional);
   input.id = id;
-  const element = h("label", { class: `option ${input.type}`, for: id, title: range(spec) }, words(name), input);
+  const element = h("label", { class: `option ${input.type}`, for: id, title: hint(property, spec) }, words(name), input);
   const value = () => {
     const found = read();
     return found === undefined || JSON.stringify(found) === JSON.stringify(property.default) ? undefined : found;
@@ -100,8 +100,8 @@ const LIMITS = [
   ["exclusiveMaximum", "below"],
 ];
 
-/** The range of a number in words, null where it has none. */
-const range = (spec) =>
-  LIMITS.filter(([name]) => name in spec)
-    .map(([name, said]) => `${said} ${spec[name]}`)
-    .join(", ") || null;
+/** What is said of an option, and the range of a number in words; null where there is neither. */
+function hint(property, spec) {
+  const range = LIMITS.filter(([name]) => name in spec).map(([name, said]) => `${said} ${spec[name]}`);
+  return [property.description ?? spec.description, range.join(", ")].filter(Boolean).join("\n") || null;
+}

@@ -7,6 +7,9 @@ export const DEFAULT_VECTOR = "modality-preference"; // the server's own
 /** What a signed strength is called: + is toward the image. */
 export const sideOf = (strength) => (strength > 0 ? "image" : "text");
 
+/** What the server's name of a side, vision or text, is called. */
+export const towardOf = (side) => `toward the ${side === "vision" ? "image" : side}`;
+
 /** The helm with its vectors; `changed()` is called when it was moved by hand or by what goes with it. */
 export class Helm {
   constructor(changed) {

@@ -25,7 +25,8 @@ export function showHistory(goBack) {
 function row(entry, goBack) {
   const { form, results, time } = entry;
   const pictures = [...form.turns, form].reduce((sum, turn) => sum + turn.pictures.length, 0);
-  const said = [when(time), pictures === 1 ? "1 image" : pictures ? `${pictures} images` : ""];
+  const asked = [...new Set(results.flatMap(({ chips }) => chips ?? []))];
+  const said = [...asked, when(time), pictures === 1 ? "1 image" : pictures ? `${pictures} images` : ""];
   const choose = () => {
     byId("history").hidePopover();
     goBack(entry);
@@ -38,7 +39,7 @@ function row(entry, goBack) {
       { type: "button", on: { click: choose } },
       h("b", {}, form.question),
       h("span", {}, results.map(({ title, text }) => `${title}: ${text}`).join(" · ")),
-      h("small", { class: "soft" }, said.filter(Boolean).join(", ")),
+      h("small", { class: "soft" }, said.filter(Boolean).join(" · ")),
     ),
   );
 }

@@ -129,6 +129,7 @@ class Switch extends Place {
     const said = [h("span", {}, labelOf(item.path)), h("small", {}, noteOf(item))];
     super([item], h("label", { class: "switch" }, input, said));
     Object.assign(this, { item, input });
+    this.element.title = aboutOf(item);
   }
 
   choose(given) {
@@ -176,6 +177,7 @@ class Kinds extends Place {
   show() {
     super.show();
     this.note.textContent = this.chosen ? noteOf(this.chosen) : "";
+    this.element.title = aboutOf(this.chosen);
   }
 
   value() {
@@ -198,7 +200,7 @@ const lackingOf = ({ names, engine }) =>
     ),
   );
 
-/** "sage.see": "SAGE: See"; "dola": "Dola". */
+/** "sage.see": "SAGE: See"; "dola": "DoLa". */
 const lackingLabel = (name) => {
   const [head, ...rest] = name.split(".");
   return rest.length ? `${acronym(head)}: ${title(rest.join(" "))}` : title(head);
@@ -207,6 +209,14 @@ const lackingLabel = (name) => {
 /** The options of an intervention with their schemas, but for its kind, which is chosen before them. */
 export const optionsOf = (item) =>
   Object.entries(item?.schema?.properties ?? {}).filter(([name]) => !(item.kind && name === "kind"));
+
+/** All that the server says of an intervention and of its options, which it names. */
+const aboutOf = (item) =>
+  (item?.schema.description ?? "")
+    .replace(/(\S)\n(?=\S)/g, "$1 ") // its paragraphs are lines of a source
+    .replace(/ ?Raises RequestError [^.]*\./, "") // which tells callers of the library
+    .replaceAll("`", "")
+    .trim();
 
 /** What an intervention does, in one line: the beginning of what the server says of it. */
 const noteOf = ({ schema }) => (schema.description ?? "").split(/[.;:]\s|[.;:]$/)[0].replaceAll("`", "");

@@ -57,7 +57,7 @@ function show(model, presets, about) {
         "Presets and their fields",
         ["name", "asks for", "from"],
         // With blanks, at which a narrow page breaks the line.
-        presets.map(({ preset, fields, origin }) => [`@${preset}`, h("code", {}, JSON.stringify(fields, null, 1)), origin]),
+        presets.map(({ preset, fields, origin }) => [`@${preset}`, h("code", {}, JSON.stringify(fields, null, 1)), whole(origin)]),
       ),
     ),
     card(
@@ -88,8 +88,17 @@ const table = (label, heads, rows) =>
     ),
   );
 
+/** The name of a class, which may break before its words. */
+const breakable = (name) => {
+  const parts = name.split(/(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])/);
+  return h("span", {}, parts.flatMap((part, i) => (i ? [h("wbr", {}), part] : [part])));
+};
+
+/** What stays on one line, a range only on a wide page. */
+const whole = (text, kind = "whole") => h("span", { class: kind }, text);
+
 const structure = (model, about) => [
-  ["architecture", about.architecture ?? "unknown"],
+  ["architecture", breakable(about.architecture ?? "unknown")],
   ["family", about.family ?? "unknown"],
   ["layers", short(model.layers)],
   ["hidden size", short(model.hidden_size)],
@@ -179,7 +188,7 @@ function rangeOf(spec) {
   const { minimum, maximum, exclusiveMinimum: above, exclusiveMaximum: below } = spec;
   const low = minimum === undefined ? above !== undefined && `above ${above}` : `from ${minimum}`;
   const high = maximum === undefined ? below !== undefined && `below ${below}` : `to ${maximum}`;
-  return [low, high].filter(Boolean).join(" ");
+  return whole([low, high].filter(Boolean).join(" "), "range");
 }
 
 function shown(name, value) {

@@ -5,7 +5,10 @@ import { percent, seconds, short } from "./dom.js";
 /** first_layer: "first layer". */
 export const words = (name) => name.replaceAll("_", " ");
 
-const PUBLISHED = { vista: "VISTA", only: "ONLY", opera: "OPERA", dola: "DoLa" };
+const PUBLISHED = Object.freeze({
+  ...{ vista: "VISTA", only: "ONLY", opera: "OPERA", dola: "DoLa" },
+  ...{ vcd: "VCD", icd: "ICD", pai: "PAI", m3id: "M3ID", agla: "AGLA" },
+});
 
 /** see: "See"; a published method as its paper writes it. */
 export const title = (name) => PUBLISHED[name] ?? name.charAt(0).toUpperCase() + words(name.slice(1));

@@ -6,7 +6,7 @@ import { byId, copyButton, h } from "./dom.js";
 import { EMPTY, readForm, showError, writeAsked, writeForm } from "./form.js";
 import { Compare } from "./compare.js";
 import { GuardForm } from "./guard.js";
-import { DEFAULT_VECTOR, Helm, sideOf } from "./helm.js";
+import { DEFAULT_VECTOR, Helm, towardOf } from "./helm.js";
 import { showHistory } from "./history.js";
 import { Interventions } from "./interventions.js";
 import * as keep from "./keep.js";
@@ -149,6 +149,7 @@ async function pictureOf({ key }) {
 /** Show an answer of before with its request. */
 async function goBack(entry) {
   if (!entry) return;
+  state.running?.abort();
   await fill({ ...EMPTY, ...entry.form });
   state.shown = entry.time;
   results.show(entry.results, current());
@@ -226,11 +227,11 @@ function sendOne() {
   const form = current();
   const { steering, baseline } = bodyOf(form, () => "");
   const steered = steering
-    ? [`${steering.toward === "auto" ? "auto" : `toward the ${sideOf(form.strength)}`}, ${steering.strength}`]
+    ? [`${steering.toward === "auto" ? "auto" : towardOf(steering.toward)}, ${steering.strength}`]
     : [];
   const chips = [...steered, ...state.interventions.names()];
   const plain = chips.length === 0;
-  run(form, [{ key: "answer", title: "Answer", chips, plain, form }], Boolean(baseline));
+  run(form, [{ key: "answer", title: "Answer", chips, steered: steered.length, plain, form }], Boolean(baseline));
 }
 
 function sendAll() {
@@ -250,6 +251,7 @@ async function run(form, variants, baseline) {
   if (!form.question) return problem("Write a question first.", "question");
   const abort = new AbortController();
   state.running = abort;
+  const before = { shown: state.shown, results: results.results };
   state.shown = null;
   byId("empty").hidden = true;
   byId("stop").hidden = false;
@@ -262,7 +264,9 @@ async function run(form, variants, baseline) {
   byId("send-hint").hidden = false;
   byId("empty").hidden = !byId("answers").hidden;
   if (error) refuse(error, form);
-  if (found.length) state.shown = await keep.keepAnswer({ form, results: found });
+  const kept = found.length ? await keep.keepAnswer({ form, results: found }) : null;
+  if (kept !== null && results.results === found) state.shown = kept;
+  else if (before.shown && results.results === before.results) state.shown = before.shown; // it still stands there
   update();
 }
 

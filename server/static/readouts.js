@@ -76,7 +76,7 @@ function focusCard(focus, images) {
   if (!layers || !images?.length)
     return card("focus", "Focus by layer", null, h("p", { class: "nothing" }, "There is no image to focus on."));
   const note = focus.image
-    ? `image ${focus.image}${typeof focus.share === "number" ? `: ${percent(focus.share)} of sigma in ${lastOf(focus)}` : ""}`
+    ? `image ${focus.image}${typeof focus.share === "number" ? `: ${percent(focus.share)} of the attention on images (sigma) in ${lastOf(focus)}` : ""}`
     : "no focus";
   const series = images.map(({ image }, i) => ({
     name: `image ${image}`,

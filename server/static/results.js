@@ -3,6 +3,7 @@
 import { Card } from "./answers.js";
 import { ask } from "./ask.js";
 import { byId, h, short } from "./dom.js";
+import { towardOf } from "./helm.js";
 import { Look } from "./look.js";
 import { readoutCards } from "./readouts.js";
 import { picturesOf } from "./request.js";
@@ -23,14 +24,15 @@ export class Results {
     byId("readouts").replaceChildren();
   }
 
-  /** Send `variants` [{key, title, chips, plain, form}] of a form and show what comes, with the plain model's answer where the first
-   * one has a `baseline`; the answers before where nothing comes. Returns what was answered, and why there is nothing where
-   * nothing was. */
+  /** Send `variants` [{key, title, chips, steered, plain, form}] of a form and show what comes, with the plain model's answer
+   * where the first one has a `baseline`; the answers before where nothing comes. The first `steered` chips tell of steering.
+   * Returns what was answered, and why there is nothing where nothing was. Where others are shown meanwhile, they stay. */
   async run(form, variants, baseline, signal) {
     const [earlier, ofForm] = [this.results, this.form];
     this.clear();
     const plan = baseline ? [...variants, { key: "base", title: "Baseline", chips: [], plain: true }] : variants;
     this.#lay(plan);
+    const { cards } = this;
     byId("answers").setAttribute("aria-busy", "true");
     if (baseline) this.cards.at(-1).live.textContent = "…";
     const found = new Array(variants.length).fill(null);
@@ -40,7 +42,7 @@ export class Results {
       for (let next = left.shift(); next; next = left.shift()) {
         const [variant, i] = next;
         try {
-          found[i] = await this.#one(variant, this.cards[i], signal);
+          found[i] = await this.#one(variant, cards[i], signal);
         } catch (error) {
           problems.push(error);
         }
@@ -48,6 +50,7 @@ export class Results {
     };
     await Promise.all(Array.from({ length: Math.min(AT_ONCE, variants.length) }, worker));
     byId("answers").removeAttribute("aria-busy");
+    if (this.cards !== cards) return [[], null];
     const all = found.filter(Boolean);
     const base = all[0]?.baseline;
     for (const one of all) delete one.baseline;
@@ -69,9 +72,9 @@ export class Results {
         waiting: (text) => (card.meta.textContent = text),
       });
       const [steered] = result.applied?.steering ?? [];
-      const auto = steered?.auto && (steered.toward ? `auto: ${steered.toward} ${short(steered.strength)}` : "auto: not steered");
+      const auto = steered?.auto && (steered.toward ? `auto: ${towardOf(steered.toward)}, ${short(steered.strength)}` : "auto: not steered");
       const closed = steered?.gate && !steered.gate.open ? ["condition not met: not steered"] : null;
-      const chips = auto || closed ? [...(closed ?? [auto]), ...variant.chips.slice(1)] : variant.chips;
+      const chips = auto || closed ? [...(closed ?? [auto]), ...variant.chips.slice(variant.steered)] : variant.chips;
       return { ...variant, chips, why: steered?.auto?.abstained ?? null, ...result };
     } catch (error) {
       // Of several answers one may break off; of a single one the form says why.
@@ -143,7 +146,8 @@ export class Results {
     const other = chosen === this.reference || !this.reference.plain ? null : this.reference.diagnostics;
     for (const card of this.cards) card.point(null);
     this.look.show(this.pictures, chosen, lookOf(this.form));
-    byId("readouts").replaceChildren(...readoutCards(chosen.diagnostics, other, chosen.applied));
+    const cards = readoutCards(chosen.diagnostics, other, chosen.applied);
+    byId("readouts").replaceChildren(...cards, ...(chosen.diagnostics ? [meanings()] : []));
   }
 
   /** What there is to save. */
@@ -158,6 +162,16 @@ export class Results {
     }));
   }
 }
+
+/** Where the numbers are explained. */
+const meanings = () =>
+  h(
+    "p",
+    { class: "soft note wide" },
+    "Fields: ",
+    h("a", { href: "/docs#schema-Envelope" }, "API, Envelope"),
+    ". How each number is computed: docs/readouts.md; the words: docs/glossary.md.",
+  );
 
 /** What the form asks to look at, as an object; null for nothing. */
 const lookOf = ({ interventions }) => (interventions?.look_at === true ? {} : interventions?.look_at || null);

@@ -21,8 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from server.wire.diagnostics import Diagnostics, diagnostics_form
-from server.wire.fields import Flag, Forced, Integer, Number, Pixels, Strict, switch
+from server.wire.diagnostics import Diagnostics, asked, diagnostics_form
+from server.wire.fields import Flag, Forced, Integer, Number, Pixels, Strict
 from server.wire.guard import Guard, Off, switched
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
@@ -362,7 +362,7 @@ def _with_interventions(chat: type[Chat], diagnostics: Any, _registered: tuple[A
     if reserved := [name for name in kinds if name in chat.model_fields or name in NOTES or hasattr(chat, name)]:
         raise ValueError(f"No intervention can be called {reserved[0]!r}, which is part of a request already.")
     fields: dict[str, Any] = {name: (kind, None) for name, kind in kinds.items()}
-    read = Annotated[diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | diagnostics | None)]
+    read = Annotated[diagnostics | None, BeforeValidator(asked, json_schema_input_type=bool | diagnostics | None)]
     fields["diagnostics"] = (read, Field(None, description=chat.model_fields["diagnostics"].description))
     # The class has no source, so that pydantic would search all callers' files for docstrings of its fields.
     plain = {"use_attribute_docstrings": False}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, create_model
+from pydantic_core import PydanticCustomError
 
-from server.wire.fields import Strict
+from server.wire.fields import Strict, switch
+from steering.protocol.forms import NO_SWITCH
 from steering.protocol.readout import REGISTRY, readout_options
 
 
@@ -24,6 +27,15 @@ class Diagnostics(Strict):
     """The readouts; null for the cheap ones."""
     compare_to: Annotated[str, StringConstraints(max_length=64)] | None = None
     """The id of an earlier answer that included drift, from which the drift is measured."""
+
+
+def asked(value: Any) -> Any:
+    """Return the fields of `diagnostics`, as `switch` does; a list of readouts is told where it belongs."""
+    if isinstance(value, list):
+        known = dict.fromkeys(name for name in value if isinstance(name, str) and name in REGISTRY)
+        example = json.dumps({"include": list(known) or ["focus"]})
+        raise PydanticCustomError("switch", f"{NO_SWITCH}, such as {{example}}", {"example": example})  # type: ignore[arg-type]
+    return switch(value)
 
 
 def diagnostics_form() -> type[Diagnostics]:

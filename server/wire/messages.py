@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from server.wire.strangers import check_names
 from server.wire.structured import CallForm
+from steering.protocol.wording import shown
 
 Detail = Literal["low", "high", "auto", "original"]
 """All values that OpenAI's clients send; all but "low" keep the model's own bounds."""
@@ -98,7 +99,9 @@ def _part(value: Any) -> Any:
         if detail is not None and detail not in get_args(Detail):
             place, allowed = "image_url.detail" if within is image else "detail", ", ".join(get_args(Detail))
             raise PydanticCustomError(
-                "part_detail", "'{place}' must be one of: {allowed}", {"place": place, "allowed": allowed}
+                "part_detail",
+                "'{place}' must be one of: {allowed}; got {value}",
+                {"place": place, "allowed": allowed, "value": shown(detail)},
             )
         return {"type": "image", "image": url, "detail": detail if detail in ("low", "high") else None}
     raise PydanticCustomError(

@@ -91,6 +91,8 @@ class See(Options):
         measured: (tokens, 4) as `SeeSlots.steps`, a row for each generated token that went through the model.
         """
         mean, greatest, before, after = measured.T.tolist() if len(measured) else ([], [], [], [])
+        rounded = torch.tensor(self.alpha, dtype=measured.dtype).item() if len(measured) else self.alpha
+        mean, greatest = ([self.alpha if alpha == rounded else alpha for alpha in some] for some in (mean, greatest))
         return {
             "reading": self.reading,
             "spans": self.spans,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from steering.errors import RequestError
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.intervention_spec import Options
-from steering.protocol.wording import names, sentence, unknown
+from steering.protocol.wording import MAX_SHOWN, names, sentence, unknown
 
 Path = tuple[str, ...]
 
@@ -111,13 +112,22 @@ class Kinds(Form):
         kind = value.get(KIND) if isinstance(value, dict) else None
         options = self.kinds.get(kind) if isinstance(kind, str) else None
         if options is None:
-            *some, last = self.kinds
-            words = f"{', '.join(some)} or {last}" if some else last
-            raise RequestError(
-                sentence(self.param, f"must be an object whose '{KIND}' is {words}", value), param=self.param
-            )
+            raise self._unknown(kind, value)
         self._check_names(value, [KIND, *names(options)])
         return (options(**{key: item for key, item in value.items() if key != KIND}),)
+
+    def _unknown(self, kind: Any, value: Any) -> RequestError:
+        """Return the error for a value that is no object, or whose kind is none of these."""
+        if not isinstance(value, dict):
+            *some, last = self.kinds
+            words = f"{', '.join(some)} or {last}" if some else last
+            return RequestError(
+                sentence(self.param, f"must be an object whose '{KIND}' is {words}", value), param=self.param
+            )
+        param = f"{self.param}.{KIND}"
+        message = sentence(param, f"must be one of {', '.join(self.kinds)}", kind)
+        close = get_close_matches(kind[:MAX_SHOWN].lower(), self.kinds, n=1) if isinstance(kind, str) else []
+        return RequestError(f"{message[:-1]}; did you mean {close[0]!r}?" if close else message, param=param)
 
 
 class Group(Form):

@@ -124,8 +124,9 @@ def _within(name: str, value: Any, open_low: bool = False, integral: bool = Fals
     if not (is_whole(value) if integral else is_number(value)):
         raise must(name, "be a whole number" if integral else "be a number", value)
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        most = "" if value <= high == 2**63 - 1 else f" and at most {high}"  # a number that says little
         raise RequestError(
-            f"'{name}' must be {'above' if open_low else 'at least'} {low} and at most {high}; got {value}.", param=name
+            f"'{name}' must be {'above' if open_low else 'at least'} {low}{most}; got {value}.", param=name
         )
 
 

@@ -55,7 +55,9 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "message"),
     [
-        ({"port": "http"}, {}, r"'port' \(command line\)"),
+        ({"port": "http"}, {}, r"'port' \(command line\): must be an integer; got 'http'$"),
+        ({"api_keys": 12345678}, {}, "'api_keys' .*: must be a list$"),  # secrets are not repeated
+        ({"journal": 5}, {}, "'journal' .*: must be a string$"),
         ({}, {"HELMSIGHT_SLOTS": "0"}, r"'slots' \(environment\)"),
         ({"api_keys": ("short",)}, {}, "at least 8 characters"),
         ({"colour": "red"}, {}, r"'colour' \(command line\): there is no such setting"),

@@ -186,7 +186,9 @@ class Period(MeansOfRows):
     flags: dict[str, int]
     """The number of rows in which each flag was raised."""
     first_token: Times
+    """Seconds from the request to its first token."""
     total: Times
+    """Seconds from the request to the answer's end."""
 
 
 class Periods(AnswerBody):

@@ -40,7 +40,8 @@ def part(**fields: Any) -> dict[str, Any]:
         ({"sage": {"see": {"shallow": BIG}}}, "sage.see.shallow"),
         ({"sage": {"see": {LONG: BIG}}}, "sage.see.y"),
         ({"contrast": {"kind": "pai", "first_layer": BIG}}, "contrast.first_layer"),
-        ({"contrast": {"kind": LONG}}, "contrast"),
+        ({"contrast": {"kind": LONG}}, "contrast.kind"),
+        ({"diagnostics": ["focus"] * 10_000}, "diagnostics"),
         ({"model": LONG}, "model"),
         ({"seed": BIG}, "seed"),
         ({"stop": [LONG]}, "stop"),
@@ -56,3 +57,35 @@ def test_a_message_repeats_little_of_the_request(fields: dict[str, Any], param: 
     assert answer.status_code in (400, 404), answer.text[:1000]
     assert answer.json["error"]["param"].startswith(param)
     assert len(answer.data) < 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "'max_tokens' must be at least 1; got 0."),
+        (
+            {"contrast": {"kind": "vdc"}},
+            "contrast.kind",
+            "'contrast.kind' must be one of vcd, icd, pai, m3id, agla; got 'vdc'; did you mean 'vcd'?",
+        ),
+        (
+            {"contrast": {"kind": "none"}},
+            "contrast.kind",
+            "'contrast.kind' must be one of vcd, icd, pai, m3id, agla; got 'none'.",
+        ),
+        ({"contrast": {}}, "contrast.kind", "'contrast.kind' must be one of vcd, icd, pai, m3id, agla."),
+        (
+            {"diagnostics": ["focus", "tam"]},
+            "diagnostics",
+            """'diagnostics' must be true, false or an object, such as {"include": ["focus", "tam"]}.""",
+        ),
+        (
+            {"diagnostics": [5]},
+            "diagnostics",
+            """'diagnostics' must be true, false or an object, such as {"include": ["focus"]}.""",
+        ),
+    ],
+)
+def test_a_message_says_what_is_meant(fields: dict[str, Any], param: str, message: str, client: FlaskClient) -> None:
+    error = ask(client, data_uri(), "What is it?", **fields).json["error"]
+    assert (error["param"], error["message"]) == (param, message)

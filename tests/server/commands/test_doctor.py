@@ -119,6 +119,7 @@ def test_a_model_that_lacks_something(look: Look, tmp_path: Path) -> None:
 def test_the_page_is_a_line_a_finding_and_its_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--no-load", "--model", "/nowhere", "--port", "0", "--device", "cpu"]) == 1
     lines = capsys.readouterr().out.splitlines()
+    assert "ok       port      --port 0: a free port would be chosen" in lines
     assert "problem  model     the model '/nowhere' cannot be served: there is no such folder" in lines
     assert lines[lines.index(next(one for one in lines if one.startswith("problem"))) + 1].strip() == (
         "-> download it again, or choose another one with --model"

@@ -148,6 +148,8 @@ def test_keys_come_in_either_header() -> None:
     body = message({"type": "text", "text": "a"})
     refused = client.post("/v1/messages", json=body)
     assert (refused.status_code, refused.json["error"]["type"]) == (401, "authentication_error")
+    assert "'x-api-key: KEY' or 'Authorization: Bearer KEY'" in refused.json["error"]["message"]
+    assert "x-api-key" not in client.post("/v1/responses", json={"input": "a"}).json["error"]["message"]
     for headers in ({"x-api-key": "k" * 8}, {"Authorization": "Bearer " + "k" * 8}):
         assert client.post("/v1/messages", json=body, headers=headers).status_code == 200
     assert client.post("/v1/messages", json=body, headers={"x-api-key": "other"}).status_code == 401

@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from server.process import preflight
 from server.process.preflight import check_folder
 from server.settings import Settings, SettingsError
 from tests.server.fakes import checkpoint
+
+SERVE = serving.serve
 
 
 @pytest.fixture
@@ -233,3 +236,21 @@ def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -
     for settings in (Settings(device_map="auto"), Settings(tensor_parallel=2)):
         with pytest.raises(SettingsError, match=r"helmsight\[parallel\]"):
             preflight.look(settings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"disable_interventions": ("oprea",)}, "'oprea' is unknown; did you mean 'opera'"),
+        ({"journal_readouts": ("fokus",)}, "'fokus' is unknown; did you mean 'focus'"),
+        ({"presets": {"x": {"fields": {"temprature": 0}, "source": "a file"}}}, "preset 'x' .*temprature"),
+    ],
+)
+def test_names_that_do_not_exist_are_told_before_a_worker_starts(
+    fields: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("import_ahead", "set_up_logging"):
+        monkeypatch.setattr(serving, name, lambda *given: None)
+    monkeypatch.setattr(serving.Gunicorn, "run", lambda self: pytest.fail("a worker would have started"))
+    with pytest.raises(SettingsError, match=told):
+        SERVE(Settings(journal="off", **fields))

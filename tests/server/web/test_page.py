@@ -152,8 +152,11 @@ def test_the_way_is_found_where_auto_says_so(playground: Callable[..., Visit], d
     page.locator("#auto").check()
     assert page.locator("#helm-value").inner_text() == "1.0, auto"
     assert send(page) == plain
+    assert "text unchanged" in page.locator("#answer-meta").inner_text()
     answer = asked(demo, page)
     (applied,) = answer["applied"]["steering"]
+    side = {"vision": "image", "text": "text"}[applied["toward"]]
+    assert page.locator("#answer-chips .chip").first.inner_text() == f"auto: toward the {side}, 1"
     shown = page.locator("#card-applied").inner_text()
     assert f"toward {applied['toward']}" in shown
     assert "without images" in shown
@@ -314,6 +317,21 @@ def test_any_text_survives_in_the_code(playground: Callable[..., Visit]) -> None
         assert sent["messages"][0]["content"][-1]["text"] == text
         call = shown["Python"].partition("client.chat.completions.create(")[2].rpartition("\n)\n")[0]
         assert eval(f"dict({call})")["messages"][0]["content"][-1]["text"] == text
+
+
+def test_the_code_for_messages_calls_the_package_with_what_it_takes(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    page.locator("#question").fill("hi")
+    page.get_by_text("Sampling and readouts").click()
+    page.locator("#seed").fill("7")
+    page.locator("#temperature").fill("0.5")
+    called = {}
+    for name in ("Chat", "Responses", "Messages"):
+        call = code(page, name, "Python").partition(".create(")[2].rpartition("\n)\n")[0]
+        called[name] = eval(f"dict({call})")
+    own = {name: sorted({"seed", "temperature"} & set(call.pop("extra_body"))) for name, call in called.items()}
+    assert own == {"Chat": [], "Responses": ["seed"], "Messages": ["seed", "temperature"]}
+    assert set(called["Messages"]) == {"model", "messages", "max_tokens"}  # as of anthropic 2.14
 
 
 def test_errors_are_shown_as_the_server_says_them(playground: Callable[..., Visit]) -> None:

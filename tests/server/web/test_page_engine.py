@@ -31,7 +31,7 @@ def test_what_the_engine_lacks_is_shown_and_cannot_be_chosen(
     lacking = page.locator("#interventions .lacking")
     lacking.wait_for()
     assert lacking.locator("h2").inner_text() == "Not supported by vLLM 0.32.0"
-    assert lacking.locator("label").all_text_contents() == ["SAGE: See", "CONTRAST: Pai", "Dola"]
+    assert lacking.locator("label").all_text_contents() == ["SAGE: See", "CONTRAST: PAI", "DoLa"]
     assert lacking.locator("input:enabled").count() == 0
     readouts = page.locator("#include label")
     assert readouts.all_text_contents() == ["focus", "tam"]

@@ -15,12 +15,12 @@ from tests.server.fakes import FakeEngine
 from tests.server.web.browser import Visit
 
 NUDGE = {
-    "description": "One logit is raised. `id` says which.",
+    "description": "One logit is raised. `id` says\nwhich.\n\nRaises RequestError for values out of range.",
     "properties": {
         "amount": {"type": "number", "default": 100.0, "exclusiveMinimum": 0, "maximum": 1000},
         "id": {"type": "integer", "default": 5, "exclusiveMinimum": 1, "exclusiveMaximum": 9},
         "first_layer": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}], "default": None},
-        "quiet": {"type": "boolean", "default": False},
+        "quiet": {"type": "boolean", "default": False, "description": "Whether it is told."},
         "way": {"type": "string", "enum": ["up", "down"], "default": "up"},
         "mode": {"anyOf": [{"$ref": "#/$defs/Mode"}, {"type": "null"}], "default": None},
         "said": {"type": "string", "default": "hello", "maxLength": 9},
@@ -105,13 +105,25 @@ def test_options_are_fields_of_their_types(page: Any) -> None:
     assert attributes("id", "type", "value", "min", "max", "step") == ["number", "5", "2", "8", "1"]
     assert attributes("first_layer", "type", "value", "min", "placeholder") == ["number", None, "0", "auto"]
     assert attributes("said", "type", "value", "maxlength") == ["text", "hello", "9"]
-    assert option(page, "amount").locator("xpath=..").get_attribute("title") == "above 0, at most 1000"
+    assert attributes("layers", "type", "placeholder") == ["text", "auto, or a, b, c"]
     assert option(page, "way").locator("option").all_inner_texts() == ["up", "down"]
     assert option(page, "mode").locator("option").all_inner_texts() == [
         "none",
         "soft",
         "hard",
     ]
+
+
+def test_options_are_explained_where_the_pointer_rests(page: Any) -> None:
+    option(page, "Nudge").check()
+    titles = [option(page, name).locator("xpath=..").get_attribute("title") for name in ("amount", "quiet", "way")]
+    assert titles == ["above 0, at most 1000", "Whether it is told.", None]
+    row = page.locator(".stage", has=page.locator("#asked-nudge"))
+    assert row.get_attribute("title") == "One logit is raised. id says which."
+    shade = page.locator(".stage", has=page.locator("#asked-shade"))
+    assert not shade.get_attribute("title")
+    option(page, "Shade").select_option("red")
+    assert shade.get_attribute("title") == "A twin."
 
 
 def test_what_is_changed_is_asked_for_and_defaults_are_the_servers(page: Any) -> None:
@@ -123,6 +135,8 @@ def test_what_is_changed_is_asked_for_and_defaults_are_the_servers(page: Any) ->
     option(page, "said").fill("5")
     page.locator("#asked-nudge-layers").fill("[1, 2]")
     changed = {"amount": 0.5, "first_layer": 3, "quiet": True, "mode": "hard", "said": "5", "layers": [1, 2]}
+    assert asked(page)["nudge"] == changed
+    page.locator("#asked-nudge-layers").fill("1, 2")  # as a person writes it
     assert asked(page)["nudge"] == changed
     page.locator("#asked-nudge-layers").fill("[1,")
     assert asked(page)["nudge"]["layers"] == "[1,"  # the server says what is wrong with it

@@ -135,8 +135,8 @@ def test_groups_and_kinds_nest_as_their_paths_say(registered: Callable[..., None
     ]  # fmt: skip
     for value, param in (
         ({"third": 1}, "group.third"),
-        ({"some": {"kind": ["a"]}}, "group.some"),
-        ({"some": {"kind": "c"}}, "group.some"),
+        ({"some": {"kind": ["a"]}}, "group.some.kind"),
+        ({"some": {"kind": "c"}}, "group.some.kind"),
         ({"some": {"kind": "a", "y": 1}}, "group.some.y"),
         ([], "group"),
     ):

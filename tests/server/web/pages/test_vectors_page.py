@@ -43,6 +43,19 @@ def opened(engine: steering.Engine, folder: Path, live: Callable[[Flask], str], 
     return begin
 
 
+BROKEN = """(selector) => [...document.querySelectorAll(selector)].map((element) => {
+    const range = document.createRange();
+    range.selectNodeContents(element);
+    const tops = new Set([...range.getClientRects()].map(({ top }) => Math.round(top)));
+    return tops.size > 1 ? element.innerText : null;
+}).filter((text) => text !== null)"""
+
+
+def broken(page: Any, selector: str) -> list[str]:
+    """Return the texts of elements that take more than one line."""
+    return page.evaluate(BROKEN, selector)  # type: ignore[no-any-return]
+
+
 def card(page: Any, name: str) -> Any:
     return page.locator("#vectors section", has=page.get_by_role("heading", name=name, exact=True))
 
@@ -64,6 +77,7 @@ def test_vectors_are_listed_with_what_they_say_of_themselves(
         "made from": "250 samples",
         "pairs agree": "yes",
     }
+    assert broken(page, "dl.numbers dd") == []
     assert "+ is toward\nthe image" in card(page, "half").inner_text()  # negated
     assert "damaged" in card(page, "broken").inner_text()
     assert card(page, "half").locator(".chart").count() == 0  # what was measured of the whole is not the half's
@@ -162,6 +176,8 @@ def test_the_model_is_told_as_the_server_says(opened: Open, engine: steering.Eng
     assert (limits["slots"], limits["image bytes"], limits["strength"]) == (str(slots), "16 MiB", "4")
     rows = page.locator("tbody tr").all_inner_texts()
     assert "SAGE See\talpha\t0.1\tfrom 0 to 1" in rows
+    assert broken(page, "td .whole, td .range") == []
+    assert page.locator("td .whole").first.inner_text() == "built-in"
 
 
 def test_an_engine_that_tells_nothing_of_itself_has_a_page_all_the_same(

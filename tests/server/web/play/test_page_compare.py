@@ -143,6 +143,7 @@ def test_they_stream_side_by_side(visit: Callable[..., Visit], live: Callable[[F
     go_on.set()
     page.wait_for_selector("#answers:not([aria-busy])")
     assert set(answers(page).values()) == {"Hello"}
+    assert {"VISTA", "ONLY", "OPERA", "DoLa"} < set(answers(page))  # as their papers write them
     assert len(fake.requests) == total
 
 

@@ -40,6 +40,12 @@ def test_a_condition_is_chosen_and_described(
     assert send(page) == plain
     assert bodies[-1]["steering"]["when"] == {"vector": "never"}
     assert "condition not met" in page.locator("#answer-chips").inner_text()
+    page.locator("#asked-sage-see").check()
+    page.locator("#strengths").evaluate("input => { input.value = '-2, 0'; }")
+    page.locator("#compare").click()
+    page.locator("#answer2-chips", has_text="See").wait_for()
+    page.wait_for_selector("#answers:not([aria-busy])")
+    assert page.locator("#answer1-chips .chip").all_inner_texts() == ["condition not met: not steered", "See"]
     page.goto(f"{url}/vectors")
     text = page.get_by_text("as a condition").locator("xpath=ancestor::section").inner_text()
     assert "cosine above 1 at layer 1" in text

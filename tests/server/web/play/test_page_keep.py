@@ -114,6 +114,7 @@ def test_what_was_asked_before_is_gone_back_to(playground: Callable[..., Visit])
     page = playground().page
     pick(page, GREEN)
     steer(page, 1)
+    page.locator("#asked-sage-see").check()
     first = send(page)
     page.get_by_role("button", name="New").click()
     assert page.locator("#question").input_value() == ""
@@ -127,6 +128,7 @@ def test_what_was_asked_before_is_gone_back_to(playground: Callable[..., Visit])
     rows = page.locator("#history-list button")
     until(page, "document.querySelectorAll('#history-list button').length === 2")
     assert second in rows.nth(0).inner_text()
+    assert ["toward the image, 1 · See · " in row for row in rows.all_inner_texts()] == [False, True]
     rows.nth(1).click()
     until(page, "document.getElementById('helm').value === '1'")
     assert page.locator("#question").input_value() == "What color is the star?"

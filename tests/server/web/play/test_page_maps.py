@@ -57,7 +57,8 @@ def test_the_two_shares_of_a_picture_say_of_what_they_are(playground: Callable[.
     send(page)
     said = asked(demo, page)["diagnostics"]
     focus = said["focus"]
-    note = f"image 2: {100 * focus['share']:.0f} % of sigma in the last {focus['m_lnd']['n']} layers"
+    part = f"{100 * focus['share']:.0f} % of the attention on images (sigma)"
+    note = f"image 2: {part} in the last {focus['m_lnd']['n']} layers"
     assert note in page.locator("#card-focus").inner_text()
     maps = [[sum(column) for column in zip(*image["rho"], strict=True)] for image in said["patches"]]
     part = 100 * sum(maps[1]) / (sum(maps[0]) + sum(maps[1]))
