@@ -88,7 +88,10 @@ SEEN: dict[str, Any] = {
     "conditions": CONDITIONS,
     "words": {"a": 30.0, "b": 51.0},
     "attention": {"tasks": {"spearman": 0.6, "n": 8}, "conditions": {"spearman": 1.0, "n": 5}},
-    "sizes": {"rows": {"5": {"vision_ratio_95": [0.4, 0.6]}, "8": {"vision_ratio_95": [0.45, 0.55]}}, "settled": 5, "most": 10},
+    "sizes": {
+        "rows": {"5": {"vision_ratio_95": [0.4, 0.6]}, "8": {"vision_ratio_95": [0.45, 0.55]}},
+        "settled": 5, "most": 10,
+    },
     "tasks": {
         "a": {"text": {"s_text": 0.69, "difference": -0.01, "difference_95": [-0.04, 0.02]}},
         "all tasks": {"text": {"s_text": 0.7, "difference": 0.0, "difference_95": [-0.02, 0.02]}},
