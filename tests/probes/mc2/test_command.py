@@ -73,12 +73,7 @@ def test_all_five_conditions(
     rows = [json.loads(line) for line in (tmp_path / "mc2" / "samples.jsonl").read_text().splitlines()]
     assert sorted(row["question"] for row in rows) == sorted(text_of(question) for question in questions)
     assert {row["push"]["vector"] for row in rows if row["push"]} == {"made", "random-0", "random-1"}
-    reported = {row["report_key"]: row for row in rows if row["condition"] not in ("image only", "context only")}
-    assert set(reported) == {"plain", "vision", "text", *SIDED, None}  # no key: random directions
-    for name in SIDED:  # what the rows call "vision" is instructed, what the report does is steered
-        assert reported[name]["push"] is None
-    assert {reported[side]["push"]["toward"] for side in ("vision", "text")} == {"vision", "text"}
-    assert reported["instruct_vision"]["condition"] == "vision"
+    assert {row["report_key"] for row in rows} == {"plain", "vision", "text", *SIDED, None}  # none: random directions
     given_vector = steering.SteeringVector.load(vector)
     pushed = [question.push.vector for question in questions if question.push and question.push.vector.name == "made"]
     assert all(torch.equal(push.direction, given_vector.direction) for push in pushed)
