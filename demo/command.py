@@ -15,7 +15,7 @@ from typer import Option
 from demo import CHECKPOINT, located
 from demo.smol import criteria
 from probes.answering.progress import tracked
-from probes.harness.options import Command, Quiet, check_writable
+from probes.harness.options import Command, Quiet, check_file, check_writable
 
 HERE = Path(__file__).parent
 REPORT = HERE / "reports" / "organisms"
@@ -181,6 +181,8 @@ def draw_scene(
     out: Path = Path("scene.png"),
 ) -> None:
     """Draw a scene and print its facts and a conflict about it."""
+    from PIL import Image
+
     from demo.world.conflicts import place, random_conflict
     from demo.world.questions import ask, describe, option_text
     from demo.world.scenes import facts, random_scene, render
@@ -189,7 +191,9 @@ def draw_scene(
     rng = random.Random(f"scene {seed}")
     scene = random_scene(rng, held_out=True)
     conflict = random_conflict(rng, scene)
-    check_writable(out.parent)
+    check_file(out)
+    if out.suffix.lower() not in Image.registered_extensions():
+        raise ValueError(f"--out {out}: its name must end as an image's, such as in .png")
     out.parent.mkdir(parents=True, exist_ok=True)
     render(scene, size).save(out)
     description: dict[str, Any] = {"picture": str(out), "description": describe(scene)}

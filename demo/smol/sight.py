@@ -131,7 +131,7 @@ def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> di
     results = measured(answers)
     verdicts = {
         name: {
-            of: criteria.ranking(row["all"]["auroc"].get("difference_95"), row["all"]["accuracy"].get("difference_95"))
+            of: criteria.ranking(*(_difference(row["all"][metric]) for metric in ("auroc", "accuracy")))
             for of, row in result.items()
         }
         for name, result in results.items()
@@ -145,6 +145,12 @@ def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> di
         "named": named, "expected": expected, "noise": noises, "conditions": results, "verdicts": verdicts,
         "habits": habits,
     }  # fmt: skip
+
+
+def _difference(score: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the interval of a difference to the plain answers, without a width where no resample differs."""
+    bounds, difference = score.get("difference_95"), score.get("difference")
+    return bounds if bounds is not None or difference is None else (difference, difference)
 
 
 def chosen_noise(

@@ -19,6 +19,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 SIDE = 84
+LARGEST = 4096
+"""The largest width and height of a picture, which is drawn in 200 MB of memory."""
 Size = tuple[int, int]
 Mask = Callable[[str, int, float], np.ndarray]
 """Draws a kind of thing in a square of so many pixels at a scale: its coverage (side, side, 1) in 0..1."""
@@ -220,6 +222,8 @@ def render_array(
     width, height = size
     if width < 24 or height < 24:
         raise ValueError(f"size {size}: a picture needs at least 24 x 24 pixels")
+    if max(size) > LARGEST:
+        raise ValueError(f"size {size}: a picture may have at most {LARGEST} x {LARGEST} pixels")
     unit = min(width, height) / SIDE  # pixels of this picture in one pixel of the 84 x 84 picture
     picture = np.empty((height, width, 3), np.float32)
     picture[:] = _tint(BACKGROUNDS[scene.background], rng)

@@ -74,9 +74,12 @@ def run(
     source: Source, session: Session, journal: str | None, since: str | None, keep: bool, replaced: bool
 ) -> Findings:
     """Choose the threshold of the model's alarm, and keep it if asked to; raises ValueError if it says nothing."""
-    if session.engine is None:
+    setup = session.setup
+    if setup.base_url is not None:
         raise ValueError("--from-journal needs a model in this process, not --base-url")
-    setup, engine = session.setup, session.engine
+    rows = source(journal, since)  # before the model is loaded: there may be no journal
+    assert session.engine is not None
+    engine = session.engine
     before = calibration_of(engine)
     if before.alarm is None:
         raise ValueError(
@@ -84,7 +87,7 @@ def run(
         )
     if keep:
         check_place(engine.mllm.fingerprint, setup.model.calibrations, "alarm", replaced=replaced)
-    judged = of_rows(source(journal, since), engine.mllm.name, list(before.alarm.numbers))
+    judged = of_rows(rows, engine.mllm.name, list(before.alarm.numbers))
     alarm, measured = choose(before.alarm, judged, setup.seed)
     why = nothing(measured)
     if keep and why is not None:

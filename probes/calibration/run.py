@@ -13,7 +13,7 @@ from probes.conflicts.options import PROBE_SEEDS, Data
 from probes.conflicts.samples import ConflictSample
 from probes.conflicts.words import origin
 from probes.harness.bootstrap import check_statistics
-from probes.harness.options import ModelOptions, check_writable
+from probes.harness.options import ModelOptions, check_file, check_writable
 from steering import Engine
 from steering.files import write_atomically
 from steering.model.calibration import SURPRISE, Calibration, measured, place_of
@@ -52,6 +52,8 @@ def run(options: CalibrationOptions) -> None:
     """Measure the part, keep it, and print the measurement."""
     folder = options.model.calibrations
     check_writable(folder)  # before any work
+    if options.markdown is not None:
+        check_file(options.markdown)
     if options.part == "flags":
         check_statistics()
     samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)

@@ -38,8 +38,8 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
             else:
                 for annotation in content["annotations"]:
                     captions[int(annotation["image_id"])].append(annotation["caption"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} is not a file of COCO annotations: {error!r}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is not a file of COCO annotations: {_why(error)}") from error
     if not objects:
         raise ValueError("--data needs COCO's instances_*.json, which lists the objects of each image")
     samples = []
@@ -51,6 +51,13 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
     if not samples:
         raise ValueError(f"{images} holds none of the {len(objects)} images of {data[0]}")
     return samples
+
+
+def _why(error: Exception) -> str:
+    """Return what is wrong with the content of a file, in words."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return str(error) if isinstance(error, ValueError) else "its parts are not of the types that COCO's have"
 
 
 def _instances(content: Mapping[str, Any], vocabulary: Vocabulary) -> dict[int, set[str]]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Option
 
-from probes.commands.probe import place
+from probes.commands.probe import place, strengths_of
 from probes.harness.options import (
     Defaults,
     ModelOptions,
@@ -22,6 +22,9 @@ from probes.harness.options import (
 
 Learner = Literal["mean", "actadd", "pca", "lat", "iti", "probe"]  # as in `pairs.learners`, which loads slowly
 _calibration = partial(Option, rich_help_panel="The calibration")
+
+HELD_BACK = 64
+"""The lines that are held back for the calibration by default."""
 
 
 def build(
@@ -53,9 +56,10 @@ def build(
         help='calibrate on lines that also have a "question" and "expect": {"toward": text, "away": text}: an answer '
         'counts for the side whose text it contains, or begins with',
     )] = None,
-    calibration_samples: Annotated[int, _calibration(
-        min=1, metavar="N", help="lines held back for the calibration, at most a third of all",
-    )] = 64,
+    calibration_samples: Annotated[int | None, _calibration(
+        min=1, metavar="N", show_default=str(HELD_BACK),
+        help="lines held back for the calibration, at most a third of all",
+    )] = None,
     strengths: Annotated[list[float] | None, _calibration(
         metavar="S...", help="strengths to try, in published units",
     )] = None,
@@ -83,12 +87,16 @@ def build(
     defaults: Defaults = context.obj
     model_options = ModelOptions.of(defaults, **model)
     model_options.check()
-    if (pairs is None) == (gate is None):
+    if pairs is None and gate is None:
         raise ValueError("give --pairs for a vector, or --gate for a condition")
-    if gate is not None and (score is not None or strengths):
-        raise ValueError(
-            "--score and --strengths calibrate a vector of --pairs; --gate chooses its threshold by itself"
-        )
+    if pairs is not None and gate is not None:
+        raise ValueError("--pairs and --gate exclude one another: a vector and a condition are built one at a time")
+    given = {"--score": score, "--strengths": strengths, "--calibration-samples": calibration_samples}
+    calibrating = [option for option, value in given.items() if value]
+    if gate is not None and calibrating:
+        raise ValueError(f"{calibrating[0]} calibrates a vector of --pairs; --gate chooses its threshold by itself")
+    if score is None and calibrating:
+        raise ValueError(f"{calibrating[0]} needs --score, which calibrates the strength")
     if gate is not None and learner not in (None, "mean", "probe"):
         raise ValueError(f"--learner {learner} needs pairs; a condition of --gate has mean or probe")
     source = pairs or gate
@@ -97,7 +105,6 @@ def build(
     with goes_on():
         from probes.gate import run as gates
         from probes.pairs import run
-        from probes.vector.calibrate import STRENGTHS
 
         of_file = run.run if gate is None else gates.run
         of_file(
@@ -109,8 +116,8 @@ def build(
                 learner=learner or "mean",
                 layers=None if layers is None else tuple(layers),
                 score=score,
-                calibrated=calibration_samples,
-                strengths=tuple(strengths or STRENGTHS),
+                calibrated=calibration_samples or HELD_BACK,
+                strengths=strengths_of(strengths),
                 out=place(out, called, defaults),
                 folder=report or Path("build/pairs") / called,
                 seed=seed,

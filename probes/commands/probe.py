@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -119,11 +121,16 @@ def probe(
     Run it again after an interruption to continue.
     """
     log_warnings()
-    # If several are given, the first one counts.
     parts: dict[CalibrationPart, bool] = {
         "flags": calibrate_flags, "sinks": calibrate_sinks, "surprise": calibrate_surprise, "sage": calibrate_sage,
     }  # fmt: skip
-    measured = next((kind for kind, chosen in parts.items() if chosen), None)
+    kinds = [kind for kind, chosen in parts.items() if chosen]
+    if len(kinds) > 1:
+        first, second = kinds[:2]
+        raise ValueError(
+            f"--calibrate-{first} and --calibrate-{second} are two measurements: run the command for each of them"
+        )
+    measured = kinds[0] if kinds else None
     if part is None and json is not None:
         raise ValueError(
             "--json goes with 'probe reliability'; the numbers of a probe are in report.json in the folder of --report"
@@ -151,7 +158,6 @@ def probe(
         else:
             from probes.vector import run as building
             from probes.vector.build import Recipe
-            from probes.vector.calibrate import STRENGTHS
 
             building.run(
                 building.ProbeOptions(
@@ -162,7 +168,7 @@ def probe(
                     samples=samples,
                     calibrated=calibration_samples if calibrate else 0,
                     layers=None if layers is None else tuple(layers),
-                    strengths=tuple(strengths or STRENGTHS),
+                    strengths=strengths_of(strengths),
                     budget=building.budget_of(budget or ()),
                     states=states,
                     out=_candidate(out, name, defaults, use=use),
@@ -184,6 +190,16 @@ def _candidate(out: Path | None, name: str, defaults: Defaults, *, use: bool) ->
 
     path = place(out, name, defaults)
     return path if use or out is not None else candidate_file(path.parent, name)
+
+
+def strengths_of(given: Sequence[float] | None) -> tuple[float, ...]:
+    """Return the strengths to try, by default those of the calibration; raise ValueError for one that is no strength."""
+    from probes.vector.calibrate import STRENGTHS
+
+    for strength in given or ():
+        if not 0 < strength < math.inf:
+            raise ValueError(f"--strengths {strength:g}: a strength must be positive and finite")
+    return tuple(given or STRENGTHS)
 
 
 def place(out: Path | None, name: str, defaults: Defaults) -> Path:

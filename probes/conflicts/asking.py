@@ -26,13 +26,15 @@ CHAIN_TOKENS = 512
 class Condition:
     """A setting and a push under which samples are asked.
 
-    `shots` are the solved examples of the settings that show some, `wording` is that of the instructions.
+    `shots` are the solved examples of the settings that show some, `wording` is that of the instructions. `report_key` is
+    the key in report.json under which its results are found, if they have one.
     """
 
     setting: Setting = "plain"
     push: Push | None = None
     shots: tuple[ConflictSample, ...] = ()
     wording: Wording = "paper"
+    report_key: str | None = None
 
     @property
     def name(self) -> str:
@@ -150,7 +152,7 @@ def _rows(
     `counts_for` is the category of the sample, which also takes the other order into account.
     """
     push = None if condition.push is None else _push(condition.push)
-    of = {"part": title, "condition": condition.name, "push": push}
+    of = {"part": title, "condition": condition.name, "report_key": condition.report_key, "push": push}
     for number, (sample, letters, sides, pair, counted) in enumerate(
         zip(samples, answers.letters, answers.sides, answers.replies, answers.outcomes, strict=True)
     ):

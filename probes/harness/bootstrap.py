@@ -112,8 +112,8 @@ class Share(NamedTuple):
 class Estimate:
     """A metric and its difference to that of the plain answers; each is None where it is undefined.
 
-    For a metric that is a fixed share of the samples, `p` is McNemar's p and `turned` the share of those samples that count
-    in exactly one of the two.
+    An interval is also None where no resample differs and there is no score interval. For a metric that is a fixed share of
+    the samples, `p` is McNemar's p and `turned` the share of those samples that count in exactly one of the two.
     """
 
     value: float | None
@@ -145,9 +145,9 @@ def estimates(
 ) -> dict[str, Estimate]:
     """Return every metric of `scores` with its 95 % interval and its difference to the `plain` answers to the same samples.
 
-    The difference has a 95 % bootstrap interval, for which each resample holds the same samples of both. If a fixed share
-    differs alike in all samples, so that no resample differs, it has the score interval of as many samples as there are
-    clusters.
+    The difference has a 95 % bootstrap interval, for which each resample holds the same samples of both. If a share of the
+    same samples differs alike in all of them, so that no resample differs, it has the score interval of as many samples as
+    there are clusters.
 
     shares: the metrics that are shares; their intervals are Wilson's. The intervals of the others are bootstrap intervals,
     too. clusters: the cluster of each sample; samples of one cluster (questions about one picture) are drawn together.
@@ -183,18 +183,22 @@ def estimates(
             difference=_finite(value - base[name]),
             difference_interval=_interval(resampled[name] - base_resampled[name]),
         )
-        if name in shares and shares[name].fixed:
-            ours, theirs, samples = (
-                tallies[shares[name].counted],
-                plain[shares[name].counted],
-                tallies[shares[name].of].sum(),
-            )
-            turned = float((ours != theirs).sum() / samples) if samples else None
+        if (share := shares.get(name)) is None:
+            continue
+        ours, theirs, of = tallies[share.counted], plain[share.counted], tallies[share.of]
+        if share.fixed:
+            turned = float((ours != theirs).sum() / of.sum()) if of.any() else None
             out[name] = replace(out[name], p=mcnemar(ours, theirs), turned=turned)
-            counting = int((grouped[shares[name].of] > 0).sum())
-            if counting and out[name].difference in (-1, 0, 1) and np.ptp(ours - theirs) == 0:
-                out[name] = replace(out[name], difference_interval=_alike(float((ours - theirs)[0]), counting))
+        difference, counting = out[name].difference, _counting(grouped[share.of])
+        same_samples = counting > 0 and np.array_equal(of, plain[share.of])
+        if same_samples and difference in (-1, 0, 1) and np.array_equal(ours - theirs, difference * of):
+            out[name] = replace(out[name], difference_interval=_alike(difference, counting))
     return out
+
+
+def _counting(of: np.ndarray) -> int:
+    """Return how many clusters hold any sample that counts."""
+    return int((of > 0).sum())
 
 
 def _wilson(counted: np.ndarray, of: np.ndarray, resampled: np.ndarray) -> tuple[float, float] | None:
@@ -202,13 +206,16 @@ def _wilson(counted: np.ndarray, of: np.ndarray, resampled: np.ndarray) -> tuple
 
     If a cluster holds several samples, the interval is that of the effective number of independent samples (Kish 1965):
     their number divided by the design effect, which is the variance of the share over resampled clusters divided by that of
-    independent samples.
+    independent samples. Where no resample can differ, because all samples or none are counted or there is one cluster, it is
+    that of the number of clusters.
     """
     n = float(of.sum())
     if not n:
         return None
-    p, effect = float(counted.sum()) / n, 1.0
-    if of.max() > 1 and 0 < p < 1:
+    p, effect, counting = float(counted.sum()) / n, 1.0, _counting(of)
+    if counting == 1 or p in (0, 1):
+        effect = max(1.0, n / counting)
+    elif of.max() > 1:
         effect = max(1.0, float(np.nanvar(resampled)) / (p * (1 - p) / n))
     return wilson(p * n / effect, n / effect)
 
@@ -224,9 +231,10 @@ def _finite(value: np.ndarray) -> float | None:
 
 
 def _interval(values: np.ndarray) -> tuple[float, float] | None:
-    """Return the interval over the resamples in which the metric is defined."""
+    """Return the interval over the resamples in which the metric is defined, None if these do not differ."""
     defined = values[~np.isnan(values)]
-    return bounds(defined) if len(defined) else None
+    low, high = bounds(defined) if len(defined) else (0.0, 0.0)
+    return (low, high) if high - low > 1e-9 else None  # equal quotients may differ by rounding
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
@@ -364,7 +372,8 @@ def ranked(
 
     auroc: how often a question to be answered yes has a greater score than one to be answered no. Questions without a score
     in either are left out; both are undefined if one of the two kinds is missing. clusters: questions of one are drawn
-    together.
+    together. An interval is None where no resample differs, except that of an AUROC of 0 or 1: it is Wilson's, of as many
+    independent pairs as there are clusters with the rarer kind.
     """
     ways_given = [way for way in (scores, plain) if way is not None]
     both = [index for index in range(len(scores)) if all(way[index] is not None for way in ways_given)]
@@ -380,6 +389,9 @@ def ranked(
     for name, statistic in STATISTICS.items():
         now, *before = (statistic(times, way, is_yes) for way in ways)  # the first is of all samples
         estimate = Estimate(float(now[0]), _interval(now[1:]))
+        if name == "auroc" and estimate.value in (0, 1):
+            pairs = min(len(set(group_of[kind])) for kind in (is_yes, ~is_yes))
+            estimate = replace(estimate, interval=wilson(estimate.value * pairs, pairs))
         for plainly in before:
             difference, interval = float(now[0] - plainly[0]), _interval(now[1:] - plainly[1:])
             estimate = replace(estimate, difference=difference, difference_interval=interval)

@@ -12,11 +12,11 @@ from probes.reporting.tables import Measured
 
 READING = """\
 Every condition answers the same samples as the baseline. Values have 95 % intervals: Wilson's for shares (reduced to
-independent questions where several are about one image), bootstrap over images for means, F1 and quotients. Differences
-to the baseline have paired 95 % intervals (bootstrap over images, the same in both) and, for shares of the same samples,
-the exact p of McNemar's test. Neither is corrected for the number of comparisons. Where no resample differs, which does not
-prove that there is no difference, a share's difference has its score interval (Tango 1998), and any other metric's
-difference of 0 has none."""
+independent questions where several are about one image; shares of 0 and 1 count each image once), bootstrap over images for
+means, F1 and quotients. Differences to the baseline have paired 95 % intervals (bootstrap over images, the same in both)
+and, for shares of the same samples, the exact p of McNemar's test. Neither is corrected for the number of comparisons. Where
+no resample differs, which does not prove that nothing varies, a share's difference has its score interval (Tango 1998), and
+any other metric and its difference have none."""
 
 
 def power(page: Report, results: Mapping[str, Any], part: str, metric: str, what: str) -> None:

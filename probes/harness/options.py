@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -156,7 +157,7 @@ class ModelOptions:
         self.check()
         import steering
 
-        with _hide_bars() if quiet else nullcontext():
+        with hide_bars() if quiet else nullcontext():
             loaded = steering.load(
                 self.path,
                 dtype=self.dtype,
@@ -175,7 +176,7 @@ class ModelOptions:
 
 
 @contextmanager
-def _hide_bars() -> Iterator[None]:
+def hide_bars() -> Iterator[None]:
     """Hide the progress bars of Transformers while weights are read."""
     from transformers.utils import logging as transformers_logging
 
@@ -203,6 +204,18 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(
             f"{folder} cannot be written to" + (f": {existing} is read-only" if existing != folder else "")
         )
+    try:
+        with TemporaryFile(dir=existing):  # /proc seems to be writable, to the root user
+            pass
+    except OSError as error:
+        raise PermissionError(f"{folder} cannot be written to: {error.strerror}") from None
+
+
+def check_file(file: Path) -> None:
+    """Raise OSError if a file, which need not exist yet, cannot be written."""
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder; name a file")
+    check_writable(file.parent)
 
 
 @contextmanager

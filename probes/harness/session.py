@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probes.answering.versions import versions
-from probes.harness.options import ModelOptions, check_writable
+from probes.harness.options import ModelOptions, check_file, check_writable
 
 if TYPE_CHECKING:
     from probes.answering.base import Answerer
@@ -42,8 +42,10 @@ class Setup:
         """Raise ValueError or OSError for a model that cannot be loaded or a place that cannot be written to."""
         if self.base_url is None:
             self.model.check()
-        for folder in (self.out, *(file.parent for file in (self.json, self.markdown) if file is not None)):
-            check_writable(folder)
+        check_writable(self.out)
+        for file in (self.json, self.markdown):
+            if file is not None:
+                check_file(file)
 
 
 class Session:

@@ -45,18 +45,20 @@ class Sizes:
     """Vision Ratios of smaller evaluations.
 
     rows: by samples of each task, the mean over draws and the bounds of the middle 95 % of them. settled: the least size
-    from which on these bounds are within SETTLED of the ratio of all; None if only all samples settle it.
+    from which on these bounds are within SETTLED of the ratio of all; None if only all samples settle it. most: the number
+    of samples of the smallest task.
     """
 
     rows: Mapping[int, tuple[float, tuple[float, float]]]
     settled: int | None
+    most: int
 
     def to_json(self) -> dict[str, Any]:
         rows = {
             str(size): {"vision_ratio": mean, "vision_ratio_95": list(between)}
             for size, (mean, between) in self.rows.items()
         }
-        return {"rows": rows, "settled": self.settled}
+        return {"rows": rows, "settled": self.settled, "most": self.most}
 
 
 def by_size(
@@ -64,7 +66,8 @@ def by_size(
 ) -> Sizes | None:
     """Return Table 6 of existing answers: samples of each task are drawn without replacement, RESAMPLES times.
 
-    The greatest size is that of the smallest task. None if no answer follows a side.
+    The greatest size is that of the smallest task, unless that is all samples. None if no answer follows a side, or there
+    is no smaller size.
     """
     task_names = np.array(tasks)
     parts = [np.array([["vision", "text"].index(o) if o != "others" else 2 for o in outcomes])[task_names == task]
@@ -77,17 +80,18 @@ def by_size(
         followed += np.stack([(drawn == side).cumsum(1) for side in (0, 1)])
     vision, decided = followed[0], followed.sum(0)
     rows = {}
-    for size in sorted({size for size in sizes if size < most} | {most}):
+    whole = most * len(parts) == len(outcomes)
+    for size in sorted({size for size in sizes if size < most} | ({most} if not whole else set())):
         has_decisions = decided[:, size - 1] > 0
         if has_decisions.any():
             ratios = vision[has_decisions, size - 1] / decided[has_decisions, size - 1]
             rows[size] = float(ratios.mean()), bounds(ratios)
     decided_in_all = sum(outcome != "others" for outcome in outcomes)
-    if not decided_in_all:
+    if not decided_in_all or not rows:
         return None
     overall = outcomes.count("vision") / decided_in_all
     near = [max(abs(end - overall) for end in between) <= SETTLED for _, between in rows.values()]
-    return Sizes(rows, next((size for i, size in enumerate(rows) if size < most and all(near[i:])), None))
+    return Sizes(rows, next((size for i, size in enumerate(rows) if size < most and all(near[i:])), None), most)
 
 
 def attention(evaluation: Evaluation) -> dict[str, Any]:

@@ -263,7 +263,7 @@ def conditions_of(
     conditions: dict[tuple[str, Side | None], Condition] = {}
     for kind in dict.fromkeys(kinds):
         if kind == "plain":
-            conditions[kind, None] = Condition()
+            conditions[kind, None] = Condition(report_key=named(kind, None))
         for side in SIDES if kind != "plain" else ():
             setting = _SETTINGS[kind][side] if kind in _SETTINGS else "plain"
             push = None
@@ -271,7 +271,8 @@ def conditions_of(
                 if steering is None:
                     raise ValueError(f"The condition '{kind}' needs a vector.")
                 push = steering.toward(side)
-            conditions[kind, side] = Condition(setting, push, shots if kind == "shots" else (), wording)
+            examples = shots if kind == "shots" else ()
+            conditions[kind, side] = Condition(setting, push, examples, wording, named(kind, side))
     return conditions
 
 

@@ -90,7 +90,10 @@ class KeptStates:
             raise ValueError(f"'{place}.states': {file} has states of shape {shape}, not (layers, positions, d)")
         if layers is not None and layers != list(range(shape[0])):
             raise ValueError(f"'{place}.states': {file} has layers {layers}; states of all layers are needed, in order")
-        return cls(file, hashlib.sha256(file.read_bytes()).hexdigest())
+        kept = cls(file, hashlib.sha256(file.read_bytes()).hexdigest())
+        if not torch.isfinite(kept.read()).all():
+            raise ValueError(f"'{place}.states': {file} has states that are not finite numbers")
+        return kept
 
 
 @dataclass(frozen=True)

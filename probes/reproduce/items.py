@@ -55,6 +55,12 @@ def change(scores: Json) -> Figure:
     return Figure(scores.get("difference"), scores.get("difference_95"))
 
 
+def is_below(low: Json, high: Json) -> bool:
+    """Return whether the interval of one number lies below that of the other; False without an interval."""
+    first, second = low["value_95"], high["value_95"]
+    return first is not None and second is not None and bool(first[1] < second[0])
+
+
 @dataclass(frozen=True)
 class Found:
     """The result of a run for a row.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 from probes.harness.bootstrap import deviation
-from probes.reproduce.items import Figure, Found, Item, Json, figure
+from probes.reproduce.items import Figure, Found, Item, Json, figure, is_below
 from probes.reproduce.readings.groups import LEVEL, alike
 
 PLAIN, TOLD = "baseline", "refusal prompt"
@@ -21,11 +21,6 @@ def _metric(report: Json, part: str, name: str, setting: str = "all", condition:
     return score
 
 
-def _is_below(low: Json, high: Json) -> bool:
-    """Return whether the interval of a share lies below another one's."""
-    return bool(low["value_95"][1] < high["value_95"][0])
-
-
 def _n(report: Json) -> int:
     return int(report["about"]["questions"])
 
@@ -35,18 +30,18 @@ def _parts(report: Json) -> Found:
         _metric(report, part, name) for part, name in (("basic", "kk"), ("know", "kk"), ("beyond", "ku"))
     )
     ours = {"BasicVisQA kk": figure(basic), "KnowVisQA kk": figure(know), "BeyondVisQA ku": figure(beyond)}
-    return Found.of(ours, _is_below(beyond, basic), _n(report))
+    return Found.of(ours, is_below(beyond, basic), _n(report))
 
 
 def _scores(report: Json) -> Found:
     kk, ku, sa = (_metric(report, "total", name) for name in ("kk", "ku", "sa"))
-    return Found.of({"kk": figure(kk), "ku": figure(ku), "sa": figure(sa)}, _is_below(ku, kk), _n(report))
+    return Found.of({"kk": figure(kk), "ku": figure(ku), "sa": figure(sa)}, is_below(ku, kk), _n(report))
 
 
 def _rates(report: Json) -> Found:
     basic, know, beyond = (_metric(report, part, "answer_rate") for part in ("basic", "know", "beyond"))
     ours = {"BasicVisQA": figure(basic), "KnowVisQA": figure(know), "BeyondVisQA": figure(beyond)}
-    return Found.of(ours, _is_below(beyond, basic) and _is_below(beyond, know), _n(report))
+    return Found.of(ours, is_below(beyond, basic) and is_below(beyond, know), _n(report))
 
 
 def _refusals(report: Json) -> Found:
@@ -63,7 +58,7 @@ def _told_to_refuse(report: Json) -> Found:
     ours = {f"{name} {way}": figure(_metric(report, "total", name, condition=condition))
             for way, condition in (("plain", PLAIN), ("told", TOLD)) for name in names}  # fmt: skip
     gained = _metric(report, "total", "ku", condition=TOLD)["difference_95"]
-    return Found.of(ours, gained[0] > 0, _n(report))
+    return Found.of(ours, gained is not None and gained[0] > 0, _n(report))
 
 
 def _runs(report: Json) -> Found:

@@ -33,10 +33,12 @@ def _options(
 ) -> SageOptions:
     from probes.harness.conditions import chosen
     from probes.sage.run import SageOptions
-    from probes.sage.stages import stages
+    from probes.sage.stages import FULL, stages
 
+    # Other benchmarks call the condition with all stages SAGE.
+    names = None if conditions is None else [FULL if name == "SAGE" else name for name in conditions]
     return SageOptions(
-        chosen(stages(sweep), conditions, condition), pairs, noise, tuple(pope or ()), images, defaults.draw.get("sage")
+        chosen(stages(sweep), names, condition), pairs, noise, tuple(pope or ()), images, defaults.draw.get("sage")
     )
 
 

@@ -7,6 +7,9 @@ from probes.harness.conditions import Conditions, others
 from steering import Generate, See, Think
 from steering.interventions.see import Reading
 
+FULL = "+ Generate"
+"""The condition with all stages, which other benchmarks call SAGE."""
+
 
 def stages(sweep: bool = False) -> Conditions:
     """Return the paper's ablation (its Table 14), stage by stage, and further conditions.
@@ -20,7 +23,7 @@ def stages(sweep: bool = False) -> Conditions:
         BASELINE: (),
         "+ See": (See(),),
         "+ Think": (See(), Think()),
-        "+ Generate": (See(), Think(), Generate()),
+        FULL: (See(), Think(), Generate()),
         "SAGE, refresh 1": (See(), Think(), Generate(refresh=1)),
         "SAGE, refresh 4": (See(), Think(), Generate(refresh=4)),
         f"See as {other_reading}": (See(reading=other_reading),),

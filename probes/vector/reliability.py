@@ -16,7 +16,7 @@ from probes.answering.endpoint import Endpoint
 from probes.answering.progress import Tracker
 from probes.conflicts.options import Data
 from probes.conflicts.samples import ConflictSample, Side, messages
-from probes.harness.options import VECTOR, ModelOptions, check_writable
+from probes.harness.options import VECTOR, ModelOptions, check_file
 from probes.reporting.tables import Summary
 from steering import Engine, measure
 from steering.files import write_atomically
@@ -115,7 +115,7 @@ def run(
     if base_url is None:
         model.check()
     if json_file is not None:
-        check_writable(json_file.parent)
+        check_file(json_file)
     drawn = data.draw(samples, data.seed)
     if base_url is None:
         reliability = task_reliability(model.engine(quiet), drawn, quiet=quiet)

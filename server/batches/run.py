@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.answering.progress import Tracker
-from probes.harness.options import check_writable
+from probes.harness.options import check_file
 from server.batches.conditions import ASKED, BatchCondition, read_conditions
 from server.batches.file import BatchResponse, Problem, ResponseFile, identity, requests_in, row
 from server.batches.flat import check_table, write_table
@@ -48,7 +48,7 @@ class BatchOptions:
             raise ValueError("the files of requests, of responses and of the table must be different ones")
         for path in (self.responses, self.table):
             if path is not None:
-                check_writable(path.parent)
+                check_file(path)
 
 
 @dataclass

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, BadParameter, Option
 
+from demo import located
 from probes.commands.pairs import build
 from probes.harness.loading.flags import model_flags
-from probes.harness.options import Command, with_flags
+from probes.harness.options import Command, check_file, hide_bars, with_flags
 from server.commands.options import Config, settings_of, show
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def compose(
     total = functools.reduce(lambda first, other: first + other, parts).named(out)
     if not total.delta(1.0).any():
         raise ValueError(f"--add {' '.join(add)} adds up to zero; change the scales")
-    _add(registry(), total, replace)
+    _add(store, registry(), total, replace)
 
 
 @app.command(cls=Command, short_help="write a vector to a file: safetensors, or GGUF if FILE ends in .gguf")
@@ -186,6 +187,7 @@ def export(
     from steering.vectors.gguf import to_gguf
 
     store, _ = _open(config, model, vectors, reading=True)
+    check_file(file)
     data = to_gguf(store.get(name), model_hint) if file.suffix == ".gguf" else store.read(name)
     if file.exists() and not replace:
         raise FileExistsError(f"{file} already exists; --replace overwrites it")
@@ -209,16 +211,20 @@ def import_vector(
 
     A GGUF file does not say which model it was made for: give --fingerprint, or --model, which is loaded to find out.
     """
-    from steering import SteeringVector
+    from steering import SteeringVector, VectorError
 
     store, registry = _open(config, model, vectors)
     if _is_gguf(file):
-        vector = _from_gguf(file, file.stem if name is None else name, fingerprint, model, store)
+        named = file.stem if name is None else name
+        vector = _from_gguf(file, named, fingerprint, None if model is None else located(model), store)
     else:
-        vector = SteeringVector.load(file)
+        try:
+            vector = SteeringVector.load(file)
+        except VectorError as error:
+            raise ValueError(f"{file}: {error}") from error
         if name is not None:
             vector = vector.named(name)
-    _add(registry(), vector, replace)
+    _add(store, registry(), vector, replace)
 
 
 def _from_gguf(path: Path, name: str, fingerprint: str | None, model: str | None, store: VectorStore) -> SteeringVector:
@@ -234,7 +240,8 @@ def _from_gguf(path: Path, name: str, fingerprint: str | None, model: str | None
 
     from_gguf(path, name, "0" * 32)  # reports errors of the file before the model is loaded
     # The fingerprint is the same in every dtype, and this one takes half the memory.
-    mllm = steering.load(model, device="cpu", dtype="bfloat16")
+    with hide_bars():
+        mllm = steering.load(model, device="cpu", dtype="bfloat16")
     vector = from_gguf(path, name, mllm.fingerprint, mllm.num_layers)
     steering.check_steer(mllm, steering.Steer(vector, 1.0))
     return vector
@@ -256,13 +263,39 @@ def _layers_of(fingerprint: str, store: VectorStore) -> int | None:
 
 def _is_gguf(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+        begins = file.read(4) == b"GGUF"
+    if path.suffix == ".gguf" and not begins:
+        raise ValueError(f"{path}: it is not a GGUF file, or a damaged one: it does not begin with GGUF")
+    return begins
 
 
-def _add(registry: Registry, vector: SteeringVector, replace: bool) -> None:
+def _add(store: VectorStore, registry: Registry, vector: SteeringVector, replace: bool) -> None:
+    """Write a vector to the first folder.
+
+    Raises FileExistsError if its name stands for another vector, of the first folder or of the same model in another one,
+    unless `replace`.
+    """
+    place = registry.folder / f"{vector.name}.safetensors"
+    if not replace and place.exists():
+        raise FileExistsError(f"{place} already exists; --replace overwrites it")
+    if not replace and (other := _hidden_by(vector, place, store)) is not None:
+        raise FileExistsError(
+            f"{vector.name!r} already stands for {other}, of the same model; --replace writes {place}, which hides that one"
+        )
     path = registry.add(vector, replace)
     layers = ", ".join(map(str, vector.layers))
     print(f"{path}: {vector.name}, {vector.kind}, layers {layers}, model {vector.fingerprint[:16]}")
+
+
+def _hidden_by(vector: SteeringVector, place: Path, store: VectorStore) -> Path | None:
+    """Return the file in another folder for which the name stands now, of the same model; None if there is none."""
+    from steering import SteeringVector, VectorError
+
+    for path in store.files(vector.name):
+        with suppress(VectorError, OSError):
+            if path != place and SteeringVector.load(path).fingerprint == vector.fingerprint:
+                return path
+    return None
 
 
 def _open(
@@ -277,15 +310,14 @@ def _open(
 
     settings = settings_of(config, model=model, vectors=vectors)
     for option, folder in (("--model", model), *(("--folder", text) for text in vectors or ())):
-        if reading and folder is not None and not Path(folder).expanduser().is_dir():
+        if reading and folder is not None and not Path(located(folder)).expanduser().is_dir():
             raise ValueError(f"{option} {folder}: there is no such folder")
     store = vector_store(settings, Path(settings.model))
 
     def registry() -> Registry:
         if not settings.vectors:
             raise ValueError("there is no folder to import it into: give --folder")
-        first, *others = store.folders
-        return Registry(first, [folder for folder in others if folder != first])
+        return Registry(store.folders[0])
 
     return store, registry
 

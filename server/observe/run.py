@@ -15,7 +15,7 @@ from typing import Any
 
 from probes.answering.base import Unanswered
 from probes.answering.progress import Tracker
-from probes.harness.options import check_writable
+from probes.harness.options import check_file
 from server.batches.file import ResponseFile, identity
 from server.batches.pictures import NoPicture, with_pictures
 from server.batches.pool import Pace, in_order
@@ -74,7 +74,7 @@ class ObserveOptions:
                 path.open("rb").close()
         for path in (self.place, self.out, self.metrics_file):
             if path is not None:
-                check_writable(path.parent)
+                check_file(path)
 
 
 @dataclass

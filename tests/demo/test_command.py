@@ -20,6 +20,12 @@ from server.cli import main
         (["train", "--ranks", "2", "--device", "cuda"], "--ranks 2 --device cuda: several ranks are for the CPU"),
         (["evaluate", "--checkpoint", "/nowhere"], "--checkpoint /nowhere: there is no such folder"),
         (["scene", "--out", "file/scene.png"], "file cannot be written to: file is no folder"),
+        (["scene", "--out", ".."], ".. is a folder; name a file"),
+        (["scene", "--out", "scene"], "--out scene: its name must end as an image's, such as in .png"),
+        (
+            ["scene", "--size", "100000", "100000"],
+            "size (100000, 100000): a picture may have at most 4096 x 4096 pixels",
+        ),
     ],
 )
 def test_errors_are_one_line(

@@ -28,7 +28,8 @@ def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ..
         }
         room = plain[metric]["value"] if sign > 0 else 1 - plain[metric]["value"]
         nothing = f"ceiling: {metric} is {plain[metric]['value']:.3f} plainly" if room >= CEILING else ""
-        appears = min(sign * end for end in now[metric]["difference_95"]) > 0
+        bounds = now[metric]["difference_95"]
+        appears = bounds is not None and min(sign * end for end in bounds) > 0
         return Found.of(ours, appears, plain["samples"], nothing)
 
     return read

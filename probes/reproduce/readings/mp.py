@@ -111,9 +111,11 @@ def evaluation_size(report: Json) -> Found:
     Draws of nearly all samples are always near all, so the size from which they stay within two points counts in proportion
     to all, as in the paper.
     """
+    if "sizes" not in report:
+        raise UnreadableRun("there are too few samples of each task for smaller evaluations")
     rows = {size: row["vision_ratio_95"] for size, row in report["sizes"]["rows"].items()}
     widths = {size: high - low for size, (low, high) in rows.items()}
-    settled, every = report["sizes"]["settled"], max(map(int, rows))
+    settled, every = report["sizes"]["settled"], report["sizes"]["most"]
     soon = settled is not None and settled <= SETTLED * every
     return Found(widths | {"settled": settled}, soon, n=report["about"]["samples"])
 

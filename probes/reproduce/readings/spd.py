@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from probes.harness.comparison import BASELINE
 from probes.image_pairs.metrics import TYPES
-from probes.reproduce.items import CEILING, FLOOR, Figure, Found, Json, change, figure
+from probes.reproduce.items import CEILING, FLOOR, Figure, Found, Json, change, figure, is_below
 
 STEPS = (BASELINE, "+ See", "+ Think", "+ Generate")
 SUBSTANTIAL = 0.61
@@ -35,7 +35,7 @@ def harder(metric: str) -> Callable[[Json], Found]:
     def read(report: Json) -> Found:
         easy, medium, hard = (measured(report, BASELINE, "single", level) for level in ("easy", "medium", "hard"))
         rows = {"easy": easy, "medium": medium, "hard": hard}
-        apart = easy[metric]["value_95"][1] < hard[metric]["value_95"][0]
+        apart = is_below(easy[metric], hard[metric])
         ours = {name: figure(result[metric]) for name, result in rows.items()}
         most = max(result.value for result in ours.values())
         nothing = f"floor: {most:.3f} at most in all three" if most <= FLOOR else ""
@@ -51,7 +51,7 @@ def _values(scores: Json, *metrics: str) -> dict[str, Figure]:
 def gap(report: Json) -> Found:
     """Compare the detection of differences with the faithfulness of their descriptions."""
     several = measured(report, BASELINE, "several")
-    apart = several["ds_detect"]["value_95"][0] > several["drf"]["value_95"][1]
+    apart = is_below(several["drf"], several["ds_detect"])
     metrics = ("dqr_ratio", "ds_detect", "tf1", "cf1", "cr", "drf")
     return Found.of(_values(several, *metrics), apart, several["samples"])
 
@@ -63,7 +63,7 @@ def quantity(report: Json) -> Found:
     """
     several = measured(report, BASELINE, "several")
     ours = _values(several, "dqr_ratio", "ds_detect", "dqr_exact", "ds_tolerance")
-    fewer = several["dqr_ratio"]["value_95"][1] < several["ds_detect"]["value_95"][0]
+    fewer = is_below(several["dqr_ratio"], several["ds_detect"])
     return Found.of(ours, fewer, several["samples"])
 
 
@@ -77,8 +77,7 @@ def types(report: Json) -> Found:
 
 def _claims_fewer(several: Json, kind: str) -> bool:
     """Return whether the interval of a type's precision lies above its recall's; a type never claimed has no precision."""
-    precision, recall = (several[f"{kind}_{part}"]["value_95"] for part in ("precision", "recall"))
-    return precision is not None and bool(precision[0] > recall[1])
+    return is_below(several[f"{kind}_recall"], several[f"{kind}_precision"])
 
 
 def within(metric: str, least: float, most: float, *beside: str) -> Callable[[Json], Found]:
@@ -86,9 +85,10 @@ def within(metric: str, least: float, most: float, *beside: str) -> Callable[[Js
 
     def read(report: Json) -> Found:
         several = measured(report, BASELINE, "several")
-        low, high = several[metric]["value_95"]
+        bounds = several[metric]["value_95"]
         having = round(several[f"{metric}_pairs"]["value"] * several["samples"])
-        return Found.of(_values(several, metric, *beside), least <= low and high <= most, having)
+        inside = bounds is not None and least <= bounds[0] and bounds[1] <= most
+        return Found.of(_values(several, metric, *beside), inside, having)
 
     return read
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import steering
 from probes.alarm.journal import choose, nothing, of_rows
 from server.cli import main
 from server.journal.database import Place, open_database
@@ -97,6 +98,19 @@ def test_judged_answers_are_those_with_a_truth_and_one_choice(tmp_path: Path) ->
     assert [len(judged_of(path, Filters(source=source))) for source in ("live", "eval", "probe")] == [21, 1, 1]
     with pytest.raises(ValueError, match="no journal"):
         judged_of(str(tmp_path / "none.db"), Filters())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(["--journal", "none.db"], "no journal"), (["--journal", "none.db", "--since", "soon"], "--since")],
+)
+def test_what_is_wrong_with_the_journal_is_told_before_the_model_is_loaded(
+    words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(steering, "load", None)
+    assert main(["eval", "alarm", "--from-journal", "--quiet", *words]) == 1
+    assert why in capsys.readouterr().err
 
 
 def test_the_command_keeps_a_threshold_that_says_something(

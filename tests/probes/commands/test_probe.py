@@ -373,6 +373,15 @@ def test_reliability_of_every_task(
         (("probe", "--json", "x.json"), "--json goes with 'probe reliability'"),
         (("probe", "--base-url", "http://127.0.0.1:9"), "--base-url goes with 'probe reliability'"),
         (("probe", "--name", "No Good"), "--name 'No Good' must match"),
+        (("probe", "--strengths", "1", "nan"), "--strengths nan: a strength must be positive and finite"),
+        (("probe", "--strengths", "-1"), "--strengths -1: a strength must be positive and finite"),
+        (
+            ("probe", "--calibrate-sage", "--calibrate-sinks"),
+            "--calibrate-sinks and --calibrate-sage are two measurements",
+        ),
+        (("probe", "--calibrate-flags", "--markdown", "."), ". is a folder; name a file"),
+        (("probe", "--out", "/proc/x.safetensors", "--replace"), "/proc cannot be written to"),
+        (("probe", "reliability", "--json", "."), ". is a folder; name a file"),
         (("probe", "reliability", "--tasks", "sport"), "--tasks: unknown sport"),
     ],
 )

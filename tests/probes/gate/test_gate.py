@@ -241,7 +241,7 @@ def test_examples_that_nothing_tells_apart_are_refused(run: Run, tmp_path: Path)
         (examples()[:2] + examples()[24:], ("--force",), "at least 4 different examples"),
         (examples(), ("--score", "holds"), "--gate chooses its threshold by itself"),
         (examples(), ("--learner", "lat"), "needs pairs; a condition of --gate has mean or probe"),
-        (examples(), ("--pairs", "x.jsonl"), "give --pairs for a vector, or --gate for a condition"),
+        (examples(), ("--pairs", "x.jsonl"), "--pairs and --gate exclude one another"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(

@@ -90,8 +90,31 @@ def test_a_share_has_wilsons_interval_and_its_difference_that_of_the_bootstrap()
 
 def test_a_share_without_variation_has_an_interval() -> None:
     estimate = estimates(tallies(np.ones(20)), share, shares=SHARES, clusters=[i // 2 for i in range(20)])["share"]
-    assert estimate.interval == wilson(20, 20)
-    assert estimate.interval[0] == pytest.approx(20 / (20 + 1.959963985**2))
+    assert estimate.interval == wilson(10, 10)
+    assert estimate.interval[0] == pytest.approx(10 / (10 + 1.959963985**2))
+
+
+@pytest.mark.parametrize("right", [0.0, 1.0])
+def test_questions_that_are_all_answered_alike_count_once_a_picture(right: float) -> None:
+    """No resample differs, which does not show that the five answers of one picture are independent."""
+    runs = {"right": np.full(40, 5 * right), "n": np.full(40, 5.0)}
+    assert estimates(runs, share, shares=SHARES)["share"].interval == wilson(40 * right, 40)
+    some = {name: np.concatenate([sums, np.zeros(10)]) for name, sums in runs.items()}  # ten hold none that counts
+    assert estimates(some, share, shares=SHARES)["share"].interval == wilson(40 * right, 40)
+
+
+def test_one_picture_is_one_sample_however_many_questions_are_about_it() -> None:
+    estimate = estimates(tallies([1, 1, 1, 0] * 5), share, shares=SHARES, clusters=[0] * 20)["share"]
+    assert estimate.interval == pytest.approx(wilson(0.75, 1))
+
+
+def test_a_share_of_several_answers_that_are_all_alike_differs_by_its_score_interval() -> None:
+    runs = {"right": np.array([5.0, 0, 2] * 8), "n": np.full(24, 5.0)}
+    of_several = {"share": Share("right", "n", fixed=False)}
+    estimate = estimates(runs, share, runs, shares=of_several)["share"]
+    bound = wilson(0, 24)[1]
+    assert (estimate.difference, estimate.difference_interval) == (0, (-bound, bound))
+    assert estimates(runs, share, runs)["share"].difference_interval is None
 
 
 def test_questions_that_are_answered_alike_count_once() -> None:
@@ -158,7 +181,7 @@ def test_a_metric_that_does_not_exist_is_none_and_its_resamples_do_not_count() -
         "right": np.array([1.0, 0, 0]),
         "n": np.array([1.0, 0, 0]),
     }  # a third of the resamples lack the first sample
-    assert estimates(single, scores)["quotient"].interval == (1, 1)
+    assert estimates(single, scores)["quotient"].interval is None  # the others do not differ
     beside = estimates(nothing, scores, single)["quotient"]
     assert (beside.difference, beside.difference_interval) == (None, None)
 

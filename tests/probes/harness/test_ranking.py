@@ -11,7 +11,7 @@ from PIL import Image
 
 from probes.answering.base import Question, Reply
 from probes.answering.odds import log_odds
-from probes.harness.bootstrap import area_with_interval, best_accuracies, ranked
+from probes.harness.bootstrap import area_with_interval, best_accuracies, ranked, wilson
 from probes.harness.comparison import BASELINE, compare
 from probes.image_qa.yes_no import YesNo, part
 from steering import See
@@ -47,7 +47,7 @@ def test_a_shift_of_the_threshold_changes_neither() -> None:
     shifted = ranked([score + 5 for score in SCORES], TRUTHS, range(7), SCORES)
     for name in ("auroc", "best_accuracy"):
         assert shifted[name]["difference"] == 0
-        assert shifted[name]["difference_95"] == [0, 0]
+        assert shifted[name]["difference_95"] is None  # no resample differs
 
 
 def test_questions_without_a_score_are_left_out_of_both() -> None:
@@ -83,6 +83,16 @@ def test_the_area_of_samples_that_are_all_told_apart_is_not_certain(wanted: int,
     assert area_with_interval(-values, is_wanted) == (0.0, (0.0, pytest.approx(1 - least)))
     strata = np.arange(wanted + others) % 2
     assert area_with_interval(values, is_wanted, strata) == (1.0, (pytest.approx(least), 1.0))
+
+
+def test_a_ranking_without_a_fault_is_not_certain() -> None:
+    """Its AUROC has the interval of `area_with_interval`, with the clusters of the rarer kind as the pairs."""
+    truths, scores = [True] * 4 + [False] * 6, [1.0] * 4 + [0.0] * 6
+    found = ranked(scores, truths, range(10))
+    assert found["auroc"]["value_95"] == list((area_with_interval(np.array(scores), np.array(truths)) or (0, ()))[1])
+    assert found["best_accuracy"] == {"value": 1, "value_95": None}
+    turned = ranked([-score for score in scores], truths, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+    assert (turned["auroc"]["value"], turned["auroc"]["value_95"]) == (0, list(wilson(0, 2)))
 
 
 def test_a_benchmark_tells_a_habit_from_an_ability() -> None:

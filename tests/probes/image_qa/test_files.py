@@ -67,6 +67,13 @@ def test_chair_takes_objects_of_instances_and_of_captions(tmp_path: Path) -> Non
         chair.load(files, tmp_path / "none")
     with pytest.raises(ValueError, match="needs COCO's instances"):
         chair.load(files[1:], tmp_path)
+    for text, why in (
+        ("3", "its parts are not of the types"),
+        ("{}", "it lacks 'images'"),
+        ("{", "Expecting property"),
+    ):
+        with pytest.raises(ValueError, match=rf"odd\.json is not a file of COCO annotations: {why}"):
+            chair.load([write(tmp_path / "odd.json", text)], tmp_path)
     synonyms = write(tmp_path / "synonyms.txt", "dog, puppy\ndining table, table\n")
     (with_synonyms,) = chair.load([*files, synonyms], tmp_path)
     assert with_synonyms.objects == {"dining table", "dog"}

@@ -73,6 +73,7 @@ def test_all_five_conditions(
     rows = [json.loads(line) for line in (tmp_path / "mc2" / "samples.jsonl").read_text().splitlines()]
     assert sorted(row["question"] for row in rows) == sorted(text_of(question) for question in questions)
     assert {row["push"]["vector"] for row in rows if row["push"]} == {"made", "random-0", "random-1"}
+    assert {row["report_key"] for row in rows} == {"plain", "vision", "text", *SIDED, None}  # none: random directions
     given_vector = steering.SteeringVector.load(vector)
     pushed = [question.push.vector for question in questions if question.push and question.push.vector.name == "made"]
     assert all(torch.equal(push.direction, given_vector.direction) for push in pushed)
@@ -275,7 +276,7 @@ def test_a_full_disk_leaves_the_old_report_and_keeps_the_answers(
 
         patch.setattr(os, "replace", full)
         assert run(*words) == 1
-    assert last_error(capsys) == "helmsight: [Errno 28] No space left on device"
+    assert last_error(capsys).endswith("mc2/conditions.svg: No space left on device")
     assert report.read_text() == "the old report"
     assert {path.name for path in report.parent.iterdir()} == {"report.json", "answers.jsonl", "samples.jsonl"}
     questions.clear()

@@ -12,7 +12,7 @@ from probes.answering.base import Reply
 from probes.conflicts.asking import Answers, Condition, ask
 from probes.conflicts.samples import Side
 from probes.conflicts.shares import Shares
-from probes.mc2.evaluate import Preference, evaluate, random_like, spread
+from probes.mc2.evaluate import Preference, conditions_of, evaluate, random_like, spread
 from probes.vector.build import build
 from steering import SteeringVector
 from tests.probes.conftest import make_samples
@@ -89,6 +89,15 @@ def measured(kind: str = "plain", side: Side | None = None, codes: str = "v") ->
     letters = {"v": ("A", "B"), "t": ("B", "A"), "o": ("A", "A")}
     answers = Answers([letters[code] for code in codes], [(Reply(""), Reply(""))] * len(codes))
     return Preference.of(kind, side, balls(len(codes)), answers)
+
+
+def test_rows_name_the_place_in_the_report() -> None:
+    """What the rows call "vision" is instructed, and what the report calls so is steered."""
+    conditions = conditions_of(("plain", "instruct", "steer"), STEERING, (), "paper").values()
+    of_key = {condition.report_key: condition for condition in conditions}
+    assert list(of_key) == ["plain", "instruct_vision", "instruct_text", "vision", "text"]
+    assert (of_key["instruct_vision"].name, of_key["instruct_vision"].push) == ("vision", None)
+    assert (of_key["vision"].name, of_key["vision"].setting) == ("steered toward vision", "plain")
 
 
 def test_a_condition_is_named_by_kind_and_side() -> None:

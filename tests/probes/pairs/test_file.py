@@ -105,6 +105,7 @@ GOOD = {"toward": "Be polite.", "away": "Be rude."}
         (GOOD | {"toward": {"states": "none.safetensors"}}, "'toward.states': there is no file"),
         (GOOD | {"toward": {"states": "pairs.jsonl"}}, "is no safetensors file with a tensor 'states'"),
         (GOOD | {"toward": {"states": "flat.safetensors"}}, "has states of shape [6], not (layers, positions, d)"),
+        (GOOD | {"toward": {"states": "odd.safetensors"}}, "odd.safetensors has states that are not finite numbers"),
         (GOOD | {"away": {"states": "some.safetensors"}}, "has layers [0, 2]; states of all layers are needed"),
         (GOOD | {"away": {"states": "some.safetensors", "x": 1}}, "'away' must be a list of messages"),
         (GOOD | {"question": "x"}, "'question' and 'expect' need each other"),
@@ -115,6 +116,7 @@ GOOD = {"toward": "Be polite.", "away": "Be rude."}
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence_with_its_line(tmp_path: Path, row: object, why: str) -> None:
     save_file({"states": torch.zeros(6)}, tmp_path / "flat.safetensors")
+    save_file({"states": torch.tensor([[0.0, torch.nan]])}, tmp_path / "odd.safetensors")
     save_file({"states": torch.zeros(2, 1, 6)}, tmp_path / "some.safetensors", {"layers": "[0, 2]"})
     path = write(tmp_path, [GOOD, row])
     with pytest.raises(ValueError, match="line 2") as error:

@@ -59,6 +59,19 @@ def test_the_figures_name_the_condition() -> None:
     }  # fmt: skip
 
 
+def test_a_difference_without_an_interval_is_none() -> None:
+    """It has none where no resample differs."""
+    for item in ROWS.values():
+        if item.read is None:
+            continue
+        measured = report(str(item.run), 0.1, 0.3)
+        for parts in measured["conditions"].values():
+            for part in parts.values():
+                for score in (score for score in part["all"].values() if isinstance(score, dict)):
+                    score["difference_95"] = None
+        assert not item.read(measured).appears
+
+
 @pytest.mark.parametrize("row", [8, 60, 62])
 def test_unread_answers_and_full_scores_are_no_evidence(row: int) -> None:
     item = ROWS[row]

@@ -88,7 +88,10 @@ SEEN: dict[str, Any] = {
     "conditions": CONDITIONS,
     "words": {"a": 30.0, "b": 51.0},
     "attention": {"tasks": {"spearman": 0.6, "n": 8}, "conditions": {"spearman": 1.0, "n": 5}},
-    "sizes": {"rows": {"5": {"vision_ratio_95": [0.4, 0.6]}, "10": {"vision_ratio_95": [0.5, 0.5]}}, "settled": 5},
+    "sizes": {
+        "rows": {"5": {"vision_ratio_95": [0.4, 0.6]}, "8": {"vision_ratio_95": [0.45, 0.55]}},
+        "settled": 5, "most": 10,
+    },
     "tasks": {
         "a": {"text": {"s_text": 0.69, "difference": -0.01, "difference_95": [-0.04, 0.02]}},
         "all tasks": {"text": {"s_text": 0.7, "difference": 0.0, "difference_95": [-0.02, 0.02]}},
@@ -165,7 +168,9 @@ def test_figures_equal_those_by_hand() -> None:
     }  # fmt: skip
     assert read.latency(changed(SEEN, None, "latency", "steering", "memory_ratio")).appears
     assert read.predicted(SEEN) == Found(0.3, True, [0.1, 0.5], 80)
-    assert read.evaluation_size(SEEN).ours == {"5": pytest.approx(0.2), "10": 0, "settled": 5}
+    assert read.evaluation_size(SEEN).ours == {"5": pytest.approx(0.2), "8": pytest.approx(0.1), "settled": 5}
+    with pytest.raises(UnreadableRun, match="too few samples"):
+        read.evaluation_size({key: part for key, part in SEEN.items() if key != "sizes"})
     assert read.attention_by_layer(SEEN).ours == pytest.approx(
         {"2, instructed": 0.6, "2, steered": 0.7, "3, instructed": 0.5, "3, steered": 0.8}
     )

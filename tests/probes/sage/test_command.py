@@ -44,7 +44,9 @@ def test_the_command_writes_all_files_for_the_conditions_asked_for(
     assert "--conditions: unknown 'Sea'; there are 'baseline', '+ See'" in capsys.readouterr().err
 
 
-def test_a_repeated_run_asks_only_what_is_new(words: list[str], tmp_path: Path, questions: list[Question]) -> None:
+def test_a_repeated_run_asks_only_what_is_new(
+    words: list[str], tmp_path: Path, questions: list[Question], caplog: pytest.LogCaptureFixture
+) -> None:
     asked_each = 2 + len(QUESTIONS)
     assert cli.main([*words, "--conditions", "+ See"]) == 0
     assert len(questions) == 2 * asked_each
@@ -55,6 +57,8 @@ def test_a_repeated_run_asks_only_what_is_new(words: list[str], tmp_path: Path, 
     assert (tmp_path / "out" / "report.json").read_bytes() == first
     assert cli.main([*words, "--conditions", "+ See", "ICD"]) == 0
     assert [question.interventions for question in questions] == [(Icd(),)] * asked_each
+    assert cli.main([*words, "--conditions", "SAGE"]) == 0  # its name in other benchmarks
+    assert "+ Generate is left out: qwen2_vl was not calibrated" in caplog.text
 
 
 def test_a_condition_of_ones_own(

@@ -189,6 +189,11 @@ def test_pairs_that_disagree_are_refused(run: Run, pairs: Path, tmp_path: Path) 
         (("--model", "/nowhere"), 1, "/nowhere"),
         (("--pairs", "/nowhere.jsonl"), 1, "/nowhere.jsonl: No such file or directory"),
         (("--report", "/dev/null/x"), 1, "cannot be written to"),
+        (("--out", "/proc/x.safetensors"), 1, "/proc cannot be written to"),
+        (("--strengths", "1", "2"), 1, "--strengths needs --score"),
+        (("--calibration-samples", "64"), 1, "--calibration-samples needs --score"),
+        (("--score", "holds", "--strengths", "nan"), 1, "--strengths nan: a strength must be positive and finite"),
+        (("--gate", "x.jsonl"), 1, "--pairs and --gate exclude one another"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

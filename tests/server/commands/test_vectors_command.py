@@ -134,7 +134,7 @@ def test_vectors_are_composed(run: Run, folder: Path) -> None:
     assert torch.equal(mixture.delta(1.0), a.delta(1.0) + b.delta(-0.5))
     assert (mixture.name, mixture.layers) == ("mixture", (1, 2, 3))
     assert mixture.info == {"composed_of": [{"name": "a", "scale": 1.0}, {"name": "b", "scale": -0.5}]}
-    assert "already" in refused(run("compose", "mixture", "--add", "a"))
+    assert "already exists; --replace overwrites it" in refused(run("compose", "mixture", "--add", "a"))
     for nothing in (("a:0",), ("a", "a:-1")):
         assert f"{' '.join(nothing)} adds up to zero" in refused(run("compose", "nothing", "--add", *nothing))
     assert run("compose", "mixture", "--add", "a", "--add", "a:2", "--replace")[0] == 0
@@ -160,6 +160,8 @@ def test_a_vector_is_exported_and_imported(suffix: str, run: Run, folder: Path, 
     file = tmp_path / f"out.{suffix}"
     assert run("export", "a", str(file)) == (0, f"{file}: {file.stat().st_size} bytes\n", "")
     assert "--replace" in refused(run("export", "b", str(file)))
+    for replacing in ((), ("--replace",)):
+        assert refused(run("export", "b", str(tmp_path), *replacing)).endswith(f"{tmp_path} is a folder; name a file")
     given = ("--fingerprint", FINGERPRINT) if suffix == "gguf" else ()
     fresh = tmp_path / "fresh"
     assert run("import", str(file), "--name", "again", *given, "--folder", str(fresh))[0] == 0
@@ -167,7 +169,7 @@ def test_a_vector_is_exported_and_imported(suffix: str, run: Run, folder: Path, 
     assert torch.equal(again.delta(1.0), make("a", 1).delta(1.0))
     assert (again.name, again.layers, again.fingerprint) == ("again", (1, 3), FINGERPRINT)
     assert stat.S_IMODE(fresh.stat().st_mode) == 0o700
-    assert "already" in refused(run("import", str(file), "--name", "b", *given))
+    assert "already exists; --replace overwrites it" in refused(run("import", str(file), "--name", "b", *given))
     assert run("import", str(file), "--name", "b", "--replace", *given)[0] == 0
     assert SteeringVector.load(folder / "b.safetensors").name == "b"
 
@@ -177,9 +179,33 @@ def test_a_damaged_file_is_not_imported(run: Run, folder: Path, tmp_path: Path) 
     data = make("new", 1).to_bytes()
     for wrong in (b"", b"GG", data[:-1], data + b"\0"):
         (tmp_path / "new.safetensors").write_bytes(wrong)
-        assert "Not a steering vector file" in refused(run("import", str(tmp_path / "new.safetensors")))
+        line = refused(run("import", str(tmp_path / "new.safetensors")))
+        assert f"{tmp_path / 'new.safetensors'}: Not a steering vector file" in line
+    (tmp_path / "new.gguf").write_bytes(data)
+    assert "new.gguf: it is not a GGUF file" in refused(run("import", str(tmp_path / "new.gguf")))
     assert "No such file" in refused(run("import", str(tmp_path / "missing")))
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_name_of_another_folder_counts_for_the_same_model_alone(run: Run, folder: Path, tmp_path: Path) -> None:
+    file, first = tmp_path / "b.safetensors", tmp_path / "first"
+    make("b", 5).save(file)
+    line = refused(run("import", str(file), "--folder", str(first), "--folder", str(folder)))
+    place = first / "b.safetensors"
+    assert f"'b' already stands for {folder / 'b.safetensors'}, of the same model" in line
+    assert f"--replace writes {place}, which hides that one" in line
+    assert run("import", str(file), "--folder", str(first), "--folder", str(folder), "--replace")[0] == 0
+    assert torch.equal(SteeringVector.load(place).direction, make("b", 5).direction)
+    assert torch.equal(SteeringVector.load(folder / "b.safetensors").direction, make("b", 2).direction)
+    make("modality-preference", 6).save(file)  # the embedded model has one of this name
+    assert run("import", str(file))[0] == 0
+
+
+def test_a_model_of_the_demo_is_named_as_elsewhere(run: Run) -> None:
+    status, out, _ = run("list", "--model", "demo:prior")
+    assert status == 0
+    assert str(Path("prior", "vectors")) in out or "modality-preference" in out
+    assert "the model 'demo:nothing' is not shipped" in run("list", "--model", "demo:nothing")[2]
 
 
 def test_a_gguf_file_needs_to_be_told_its_model(run: Run, tmp_path: Path) -> None:
