@@ -88,7 +88,7 @@ def chosen(
     own: Conditions = {}
     for text in more or ():
         own |= written(text, flags[1])
-    every, names = conditions | own, {BASELINE, *own}
+    every, names = {**conditions, **own}, {BASELINE, *own}
     for pattern in ["*"] if patterns is None else patterns:
         if not (matches := fnmatch.filter(every, pattern)):
             raise ValueError(f"{flags[0]}: unknown {pattern!r}; there are {', '.join(map(repr, every))}")
