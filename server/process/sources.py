@@ -19,9 +19,10 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from server.settings import Settings, SettingsError
-from steering.protocol.wording import MAX_SHOWN
 
 PREFIX = "HELMSIGHT_"
+SHOWN = 64
+"""Longest wrong value that an error repeats."""
 EMPTY = f"{PREFIX}VECTORS"
 """The only variable with a meaning when empty: no folder."""
 _PLATFORM = re.compile(r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))(_\w+)?")
@@ -94,7 +95,7 @@ def _reason(problem: Any, name: str) -> str:
     message = re.sub(", unable to .*", "", message).replace(" tuple", " list")
     message = re.sub(r"\ba valid (?=(\w))", lambda after: "an " if after[1] in "aeiou" else "a ", message)
     value = problem["input"]
-    told = problem["type"] != "value_error" and isinstance(value, str | int | float) and len(str(value)) <= MAX_SHOWN
+    told = problem["type"] != "value_error" and isinstance(value, str | int | float) and len(str(value)) <= SHOWN
     secret = name in Settings.model_fields and "Secret" in str(Settings.model_fields[name].annotation)
     return f"{message}; got {value!r}" if told and not secret else message
 

@@ -115,7 +115,7 @@ def test_answers_are_streamed(there: FlaskClient, client: FlaskClient) -> None:
     ("fields", "param"),
     [
         ({"sage": {"see": True}}, "sage.see"),
-        ({"contrast": {"kind": "pai"}}, "contrast"),
+        ({"contrast": {"kind": "pai"}}, "contrast.kind"),
         ({"dola": True}, "dola"),
         ({"look_at": {"bias": 1.0}}, "look_at"),
         ({"project_out": {"vector": "modality-preference"}}, "project_out"),
