@@ -167,7 +167,7 @@ def test_hidden_states_are_kept(root: Path, make_engine: MakeEngine) -> None:
         for report in (run.diagnostics[0], expected.diagnostics)
         if report is not None
     )
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-5)
 
 
 def test_prompts_that_differ_in_their_pictures_alone_are_told_apart(root: Path, make_engine: MakeEngine) -> None:
