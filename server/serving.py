@@ -203,7 +203,7 @@ def serve(settings: Settings) -> None:
         log.warning(warning)
     if not settings.host.startswith("unix:"):
         name = "the embedded model" if settings.model == str(CHECKPOINT) else Path(settings.model).name
-        log.info("loading %s for http://%s:%d", name, settings.host, settings.port)
+        log.info("loading %s for %s", name, settings.address)
     gunicorn = Gunicorn(settings)
     import_ahead()
     from server.app import check_names
