@@ -243,7 +243,7 @@ def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -
     [
         ({"disable_interventions": ("oprea",)}, "'oprea' is unknown; did you mean 'opera'"),
         ({"journal_readouts": ("fokus",)}, "'fokus' is unknown; did you mean 'focus'"),
-        ({"presets": {"x": {"fields": {"temprature": 0}, "source": "a file"}}}, "preset 'x' .*temprature"),
+        ({"presets": {"x": {"fields": {"warmth": 0}, "source": "a file"}}}, "preset 'x' .*warmth"),
     ],
 )
 def test_names_that_do_not_exist_are_told_before_a_worker_starts(
