@@ -44,9 +44,6 @@ class RunnerState(NamedTuple):
 class FastPasses(Protocol):
     """The passes of one runner by a backend. Each returns None where it declines."""
 
-    def columns(self, needed: int) -> int:
-        """Return the number of columns that a decode reads which needs `needed`."""
-
     def decode(
         self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
     ) -> Ran | None:

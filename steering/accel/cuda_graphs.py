@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from steering.accel.backend import Ran, RunnerState
+from steering.accel.forms import suits_kernel
 from steering.accel.step import DecodeStep
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
 from steering.accel.triton.capture import Capture, Captured
+from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.devices import free_bytes
 from steering.model.embedded import Embedded
@@ -97,13 +99,13 @@ class DecodeGraphs:
     def __len__(self) -> int:
         return sum(len(form.graphs) for form in self._all_forms())  # other threads may count while steps are captured
 
-    def columns(self, needed: int, pool: KVPool) -> int:
+    def columns(self, needed: int, pool: KVPool, hooks: Iterable[Hook | None]) -> int:
         """Return the number of columns that a step reads which needs `needed`.
 
         It is all columns where a kernel reads only each row's own; otherwise one of few sizes, each at most half as large
         again as the previous one.
         """
-        if self._mllm.decode_attention is not None:
+        if self._mllm.decode_attention is not None and suits_kernel(hooks):
             return pool.length
         size = LEAST
         while size < needed:
@@ -268,10 +270,6 @@ class GraphPasses:
         self._graphs, self._pool = graphs, runner.pool
         self._hooks = KnownHooks()
 
-    def columns(self, needed: int) -> int:
-        """Return the number of columns that a decode reads which needs `needed`."""
-        return self._graphs.columns(needed, self._pool)
-
     def decode(
         self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
     ) -> Ran | None:
@@ -279,9 +277,11 @@ class GraphPasses:
         traced = traced_of(acting)
         if traced is None:
             return None
-        names = [part.name for part in traced]
-        hooks, bound = self._hooks.of(batch, names, lambda: {part.name: part.decode(batch) for part in traced})
-        computed = self._graphs.decode(bound, axes, tokens, batch.positions, rope, batch.columns, self._pool)
+        names, lasting = [part.name for part in traced], all(part.lasting for part in traced)
+        make = lambda: {part.name: part.decode(batch) for part in traced}  # noqa: E731
+        hooks, bound = self._hooks.of(batch, names, make, lasting)
+        columns = self._graphs.columns(batch.columns, self._pool, bound.values)
+        computed = self._graphs.decode(bound, axes, tokens, batch.positions, rope, columns, self._pool)
         return None if computed is None else Ran(hooks, computed)
 
     def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:

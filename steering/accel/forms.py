@@ -7,13 +7,14 @@ so that the hook's maker reads the form's measurements from the hook.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 import torch
 
-from steering.accel.triton.attended import Enhancement
+from steering.accel.triton.attended import Bias, Enhancement
 from steering.decoder.hooks import AttentionHook, Hook, Hooks
+from steering.interventions.look_at import LookAtRows
 from steering.interventions.pai import AmplifyRows
 from steering.interventions.see import SeeRows, measured_of
 
@@ -50,7 +51,15 @@ class Forms:
         return Hooks.of(map(self.of, hooks.every))
 
 
-class ScoresForm(AttentionHook):
+class BiasForm(AttentionHook):
+    """Adds to the scores of a decode what attention kernels of GPUs support."""
+
+    @abstractmethod
+    def bias(self, layer: int) -> Bias | None:
+        """Return what is added to the scores of a layer; None where nothing is."""
+
+
+class GainsForm(AttentionHook):
     """Changes the scores of a decode in a way that attention kernels support."""
 
     @abstractmethod
@@ -73,32 +82,54 @@ class WeightsForm(AttentionHook):
 class Terms(NamedTuple):
     """The arguments of a decode kernel from the hooks of a layer."""
 
+    bias: Bias | None = None
     gains: torch.Tensor | None = None
     enhancement: Enhancement | None = None
 
 
 def decode_terms(hooks: Hooks, layer: int, columns: int) -> Terms | None:
-    """Return a kernel's arguments for adopted hooks; None where one of them is unknown to it."""
-    if len(hooks.scoring) > 1 or len(hooks.weighing) > 1 or hooks.reading:
+    """Return a kernel's arguments for adopted hooks; None where one of them is unknown to it, or reads the layer.
+
+    A form measures what it does in all layers together, so beside a hook that reads one of them no kernel runs in any.
+    """
+    if not _are_known(hooks) or any(hooks.weighing or hook.reads(layer) for hook in hooks.reading):
         return None
-    gains = enhancement = None
-    for hook in hooks.scoring:
-        if not isinstance(hook, ScoresForm):
-            return None
-        gains = hook.gains(layer, columns)
-    for hook in hooks.weighing:
-        if not isinstance(hook, WeightsForm):
-            return None
-        enhancement = hook.enhancement(layer, columns)
-    return Terms(gains, enhancement)
+    bias = gains = enhancement = None
+    for hook in hooks.attention:
+        if isinstance(hook, BiasForm):
+            bias = hook.bias(layer)
+        elif isinstance(hook, GainsForm):
+            gains = hook.gains(layer, columns)
+        elif isinstance(hook, WeightsForm):
+            enhancement = hook.enhancement(layer, columns)
+    return Terms(bias, gains, enhancement)
+
+
+def suits_kernel(hooks: Iterable[Hook | None]) -> bool:
+    """Return True where a GPU's kernel can compute the attention of every layer under these hooks."""
+    points = Hooks.of(hooks)
+    return not points.attention or (not points.reading and _are_known(FORMS.adopted(points)))
+
+
+def _are_known(hooks: Hooks) -> bool:
+    """Return True where kernels support what adopted hooks change: at most one of each form, the bias before the gains."""
+    scoring = [next((kind for kind in (BiasForm, GainsForm) if isinstance(hook, kind)), None) for hook in hooks.scoring]
+    if scoring not in ([], [BiasForm], [GainsForm], [BiasForm, GainsForm]) or len(hooks.weighing) > 1:
+        return False
+    return all(isinstance(hook, WeightsForm) for hook in hooks.weighing)
 
 
 FORMS = Forms()
 """The forms that attention kernels of any device support."""
 
 
+@FORMS.register(LookAtRows)
+class FusedLookAt(LookAtRows, BiasForm):
+    """The form of `look_at`, with the hook's bias."""
+
+
 @FORMS.register(AmplifyRows)
-class FusedAmplify(AmplifyRows, ScoresForm):
+class FusedAmplify(AmplifyRows, GainsForm):
     """The form of PAI's amplification, with the hook's gains."""
 
 

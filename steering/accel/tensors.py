@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from steering.model.mllm import MLLM
+
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -229,7 +231,7 @@ def _name(kind: type) -> str:
 
 def _tree(value: Any, leaf: Callable[[torch.Tensor], Leaf]) -> Any:
     kind = type(value)
-    if kind in PLAIN or isinstance(value, torch.device | torch.dtype):
+    if kind in PLAIN or isinstance(value, torch.device | torch.dtype | MLLM):  # a step is of one model
         return value
     if isinstance(value, torch.Tensor):
         return leaf(value)

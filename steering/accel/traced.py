@@ -1,13 +1,13 @@
 """The hooks of `Slots` for steps that are recorded once and run for many batches, registered by class.
 
-Such hooks have one shape, whatever the rows request, and hold views of the slots' tensors. A step in which an unregistered
-class acts runs eagerly.
+Such hooks have few shapes, most of them one whatever the rows request, and hold views of the slots' tensors. A step in which
+an unregistered class acts runs eagerly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from steering.accel.tensors import Bound
 from steering.decoder.hooks import Hook
@@ -15,6 +15,9 @@ from steering.interventions.dola import DolaRows, DolaSlots
 from steering.interventions.look_at import LookAtSlots
 from steering.interventions.pai import PaiSlots
 from steering.interventions.project_out import ProjectOutRows, ProjectOutSlots
+from steering.interventions.published.only import OnlySlots
+from steering.interventions.published.opera import OperaSlots
+from steering.interventions.published.vista import VistaSlots
 from steering.interventions.see import SeeSlots
 from steering.interventions.steer_rows import SteerSlots
 from steering.interventions.think import ThinkSlots
@@ -28,7 +31,12 @@ T = TypeVar("T", bound=type["Traced"])
 
 
 class Traced:
-    """Makes the hooks of some `Slots` for recorded steps; by default those that the slots make themselves."""
+    """Makes the hooks of some `Slots` for recorded steps; by default those that the slots make themselves.
+
+    lasting: the hooks are kept for later batches of as many rows.
+    """
+
+    lasting: ClassVar[bool] = True
 
     def __init__(self, slots: Any):
         self.slots = slots
@@ -46,7 +54,7 @@ class Traced:
 
 
 TRACED: dict[type[Slots], type[Traced]] = dict.fromkeys(
-    (SteerSlots, ThinkSlots, PaiSlots, AttentionRecorder, ResidualRecorder), Traced
+    (SteerSlots, ThinkSlots, PaiSlots, OperaSlots, AttentionRecorder, ResidualRecorder), Traced
 )
 """The makers of hooks by the class of slots, without its subclasses."""
 
@@ -98,6 +106,20 @@ class TracedDola(Traced):
         return DolaRows(list(range(self.slots.pool.layers)), None)
 
 
+@traces(VistaSlots)
+class TracedVista(Traced):
+    """Makes VISTA's hook, which has one shape for each choice of layers: none is kept, as there may be many."""
+
+    lasting = False
+
+
+@traces(OnlySlots)
+class TracedOnly(Traced):
+    """Makes ONLY's hook, which has one shape for each choice of layers, and holds the batch's positions."""
+
+    lasting = False
+
+
 def traced_of(parts: Sequence[Slots]) -> list[Traced] | None:
     """Return the makers of these slots' hooks; None where some cannot be recorded."""
     kinds = [TRACED.get(type(part)) for part in parts]
@@ -122,11 +144,11 @@ class KnownHooks:
         self._bound_hooks: dict[tuple[tuple[str, ...], int], tuple[HooksByName, Bound]] = {}
 
     def of(
-        self, batch: DecodeBatch, names: Sequence[str], make: Callable[[], HooksByName]
+        self, batch: DecodeBatch, names: Sequence[str], make: Callable[[], HooksByName], lasting: bool = True
     ) -> tuple[HooksByName, Bound]:
-        """Return the hooks of slots of these names for a batch, made by `make`."""
+        """Return the hooks of slots of these names for a batch, made by `make`; they are kept if `lasting`."""
         place = tuple(names), len(batch.sequences)
-        steady = not any(sequence.held for sequence in batch.sequences)
+        steady = lasting and not any(sequence.held for sequence in batch.sequences)
         if steady and place in self._bound_hooks:
             return self._bound_hooks[place]
         hooks = make()

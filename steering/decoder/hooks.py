@@ -75,6 +75,10 @@ class AttentionHook(Hook):
         """
         return None
 
+    def reads(self, layer: int) -> bool:
+        """Return False where `read` does nothing in a layer, so that a kernel may compute its attention."""
+        return True
+
     def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
         """Read the weights (rows, heads, R, columns) as all hooks leave them, of `queries` in a prefill, and the values.
 

@@ -144,12 +144,17 @@ class LookAtRows(AttentionHook):
         self._biased = None if places is None or first is None else (places >= first).float()  # (rows, n)
 
     def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        if layer not in self._layers:
+        if (bias := self.bias(layer)) is None:
             return scores
-        bias = self._bias[:, layer, :, None, None] * self._patches[:, None, None, : scores.shape[-1]]
+        by_head, patches = bias
+        added = by_head[..., None, None] * patches[:, None, None, : scores.shape[-1]]
         if queries is not None and self._biased is not None:
-            bias = bias * self._biased.gather(1, queries)[:, None, :, None]
-        return scores + bias.to(scores.device)
+            added = added * self._biased.gather(1, queries)[:, None, :, None]
+        return scores + added.to(scores.device)
+
+    def bias(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return what is added by head (rows, heads), and the columns to which it is, (rows, length); None for nothing."""
+        return (self._bias[:, layer], self._patches) if layer in self._layers else None
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         if self._biased is None or layer not in self._layers:

@@ -144,13 +144,12 @@ class Passes:
     def batch(self, running: list[Sequence], positions: torch.Tensor) -> tuple[DecodeBatch, Columns]:
         """Return a decode batch of running sequences that writes these columns, and the columns that it reads."""
         columns = columns_of([sequence.length + 1 for sequence in running], self._pool, self._mllm.device.type)
-        longest = columns.longest if self._fast is None else self._fast.columns(columns.longest)
         # A held row only keeps its place while its twin is in prefill; its result is overwritten later.
         active = self._always[: len(running)]
         if any(sequence.held for sequence in running):
             rows = [[[float(not sequence.held)]] for sequence in running]
             active = to_device(torch.tensor(rows), positions.device)
-        return DecodeBatch(running, positions, longest, active), columns
+        return DecodeBatch(running, positions, columns.longest, active), columns
 
     def decode_under(
         self, hooks: HooksByName, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor

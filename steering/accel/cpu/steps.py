@@ -237,10 +237,6 @@ class CompiledPasses:
         """Return the forms of the slots whose hooks such steps have."""
         return self._forms.get((kind, scope), [])
 
-    def columns(self, needed: int) -> int:
-        """Return the number of columns that a decode reads which needs `needed`."""
-        return needed
-
     def decode(
         self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
     ) -> Ran | None:

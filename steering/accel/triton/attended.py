@@ -9,6 +9,8 @@ import torch
 
 SCALE, TRANSFER = 0, 1
 """The codes of two readings of See, as in `interventions.see`, which imports models and so cannot be imported here."""
+Bias = tuple[torch.Tensor, torch.Tensor]
+"""An addition to a layer's scores: by head (R, H), to those of columns with 1 in (R, length), both float32."""
 Enhancement = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """A change of a layer's weights.
 

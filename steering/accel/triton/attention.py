@@ -41,7 +41,7 @@ def decode_kernel(
 def error_of(
     kernel: DecodeFunction, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> float:
-    """Return the relative error of a kernel's output and mean weights against float64.
+    """Return the relative error of a kernel's output and mean weights against float64, with and without changed scores.
 
     The input is three random rows of different lengths, the last of which pads the batch.
     """
@@ -54,16 +54,25 @@ def error_of(
     query, key, value = draw(3, heads, 1, width), draw(3, kv_heads, 1, width), draw(3, kv_heads, 1, width)
     keys, values = draw(3, kv_heads, columns, width), draw(3, kv_heads, columns, width)
     positions = torch.tensor([70, 3, columns - 1], device=device)
-    attended = kernel(query, key, value, keys, values, positions, width**-0.5, columns, looks=True)
-    plain = kernel(query, key, value, keys, values, positions, width**-0.5, columns)
+    by_head, chosen, gains = torch.rand(3, 3, max(heads, columns), generator=generator).to(device)
+    bias, gains = (4 * by_head[:, :heads], (chosen[:, :columns] > 0.5).float()), gains[:, :columns].contiguous()
+    place = (query, key, value, keys, values, positions, width**-0.5, columns)
+    calls = [
+        [kernel(*place, **changes, looks=looks) for looks in (True, False)]
+        for changes in ({}, {"bias": bias, "gains": gains})
+    ]
     near, far = (cache[:2].double().repeat_interleave(heads // kv_heads, 1) for cache in (keys, values))  # now updated
     scores = (query[:2].double() @ near.transpose(2, 3)) * width**-0.5
     later = torch.arange(columns, device=device) > positions[:2, None, None, None]
-    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-    expected, means = (weights @ far)[:, :, 0], weights[:, :, 0].mean(1)
-    assert attended.means is not None
-    pairs = ((attended.out, expected), (plain.out, expected), (attended.means, means))
-    errors = [float((ours[:2].double() - expected).norm() / expected.norm()) for ours, expected in pairs]
+    biased = scores + (bias[0][:2, :, None, None] * bias[1][:2, None, None]).double()
+    changed = biased + gains[:2, None, None].double() * biased.abs()
+    errors = []
+    for (attended, plain), changed_scores in zip(calls, (scores, changed), strict=True):
+        weights = changed_scores.masked_fill(later, -torch.inf).softmax(-1)
+        expected, means = (weights @ far)[:, :, 0], weights[:, :, 0].mean(1)
+        assert attended.means is not None
+        for ours, reference in ((attended.out, expected), (plain.out, expected), (attended.means, means)):
+            errors.append(float((ours[:2].double() - reference).norm() / reference.norm()))
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 

@@ -1,8 +1,8 @@
 """Decode attention over a slot's KV cache in Triton: one query a row, columns split over the GPU's processors.
 
 Each row is divided by its own length, which is read on the device, so that one CUDA graph serves all lengths. The new key
-and value are written to the cache by the same kernel. Readouts and the two changes of attention that interventions make
-(`gains` on scores, `Enhancement` of weights) are computed beside the output.
+and value are written to the cache by the same kernel. Readouts and the changes of attention that interventions make (`Bias`
+and `gains` on scores, `Enhancement` of weights) are computed beside the output.
 
 Shapes: R rows, H heads, KV key-value heads, G = H / KV, D head width, C columns of the cache, S splits.
 """
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from steering.accel.triton.attended import SCALE, TRANSFER, Attended, Enhancement
+from steering.accel.triton.attended import SCALE, TRANSFER, Attended, Bias, Enhancement
 
 BLOCK = 32
 """Columns of one product."""
@@ -49,7 +49,8 @@ def _extent(positions, row, length, window, has_window: tl.constexpr):  # type: 
     return position, first, end
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# One kernel serves every layer's bias, however that lies in memory.
+@triton.jit(do_not_specialize=["by_head_row", "has_bias", "has_gains"], do_not_specialize_on_alignment=["by_head"])  # type: ignore[untyped-decorator]
 def _split_kernel(  # type: ignore[no-untyped-def]
     query,
     key,
@@ -57,6 +58,8 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     keys,
     values,
     positions,
+    by_head,
+    biased,
     gains,
     masks,
     parts,
@@ -74,6 +77,10 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     value_row,
     value_head,
     mask_row,
+    by_head_row,
+    biased_row,
+    has_bias,
+    has_gains,
     heads: tl.constexpr,
     group: tl.constexpr,
     group_block: tl.constexpr,
@@ -82,7 +89,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     has_cap: tl.constexpr,
     has_window: tl.constexpr,
-    has_gains: tl.constexpr,
+    adjusts: tl.constexpr,
     has_masks: tl.constexpr,
     looks: tl.constexpr,
 ) -> None:
@@ -105,6 +112,9 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         query + place[:, None] * width + at[None, :], mask=in_group[:, None] & in_width[None, :], other=0.0
     )
     cache = (row * kv_heads + kv_head) * length * width
+    bias = tl.zeros([group_block], tl.float32)
+    if adjusts:  # in one kernel for both changes of scores, of which either may be missing
+        bias += tl.load(by_head + row * by_head_row + head, mask=in_group & has_bias, other=0.0)
     peak = tl.full([group_block], float("-inf"), tl.float32)
     total = tl.zeros([group_block], tl.float32)
     summed = tl.zeros([group_block, width_block], tl.float32)
@@ -120,8 +130,10 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         near = tl.load(keys + offsets, mask=tile, other=0.0)
         scores = tl.dot(queries, tl.trans(near), input_precision="ieee") * scaling
         scores = _capped(scores, softcap, has_cap)
-        if has_gains:
-            gain = tl.load(gains + row * columns + column, mask=inside, other=0.0)
+        if adjusts:
+            chosen = tl.load(biased + row * biased_row + column, mask=inside & has_bias, other=0.0)
+            scores += bias[:, None] * chosen[None, :]
+            gain = tl.load(gains + row * columns + column, mask=inside & has_gains, other=0.0)
             scores += gain[None, :] * tl.abs(scores)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         if looks:
@@ -155,8 +167,10 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     tl.store(values + there, new_value, mask=written)
     score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scaling
     score = _capped(score, softcap, has_cap)
-    if has_gains:
-        score += tl.load(gains + row * columns + position, mask=position < columns, other=0.0) * tl.abs(score)
+    if adjusts:
+        score += bias * tl.load(biased + row * biased_row + position, mask=has_bias, other=0.0)
+        gained = (position < columns) & has_gains
+        score += tl.load(gains + row * columns + position, mask=gained, other=0.0) * tl.abs(score)
     score = tl.where(writes, score, float("-inf"))
     if looks:
         score_mask = member < tl.where(writes & (position < columns), group, 0)
@@ -332,6 +346,7 @@ def decode_attention(
     layer: int = 0,
     window: int | None = None,
     softcap: float | None = None,
+    bias: Bias | None = None,
     gains: torch.Tensor | None = None,
     enhancement: Enhancement | None = None,
     looks: bool = False,
@@ -340,7 +355,8 @@ def decode_attention(
 
     query: (R, H, 1, D). key, value: (R, KV, 1, D), new. keys, values: (slots, KV, C, D), of which row i is slot i.
     positions: (R,), the column that each row writes; C - 1 for rows that pad the batch, which read nothing. columns: of
-    `means` and `gains`, above every position. gains: (R, columns), which change scores s to s + gain * |s|.
+    `means` and `gains`, above every position. bias: of C columns, added to the scores. gains: (R, columns), which change
+    these scores s to s + gain * |s|.
     """
     rows, heads, _, width = query.shape
     kv_heads, length = keys.shape[1:3]
@@ -353,19 +369,20 @@ def decode_attention(
     scores = empty(rows, heads, columns) if looks else row_log_sums
     out = torch.empty(rows, heads, width, dtype=query.dtype, device=device)
     masks, settings, reading = enhancement or (row_log_sums, row_log_sums, row_log_sums)
+    by_head, biased = bias or (row_log_sums, row_log_sums)
     masses = factors = effect = row_log_sums
     if enhancement is not None:
-        masses, factors = empty(rows, heads, splits, 2), empty(rows, heads, 3)
-        effect = empty(rows, 3)
+        masses, factors, effect = empty(rows, heads, splits, 2), empty(rows, heads, 3), empty(rows, 3)
     flags = {"has_masks": enhancement is not None, "has_window": window is not None}
     width_block = max(16, triton.next_power_of_2(width))
     block = BLOCK if width_block * keys.element_size() <= WIDEST else BLOCK // 2
     with torch.cuda.device_of(query):  # otherwise kernels are launched on the first device
         _split_kernel[(rows, kv_heads, splits)](
-            query, key, value, keys, values, positions, row_log_sums if gains is None else gains, masks, parts, masses,
-            log_sums, scores, scaling, softcap or 0.0, window or 0, least, columns, length, *key.stride()[:2],
-            *value.stride()[:2], masks.stride(0), heads, group, max(16, triton.next_power_of_2(group)), width, width_block,
-            block, has_cap=softcap is not None, has_gains=gains is not None, looks=looks, num_warps=4, num_stages=3, **flags,
+            query, key, value, keys, values, positions, by_head, biased, row_log_sums if gains is None else gains, masks,
+            parts, masses, log_sums, scores, scaling, softcap or 0.0, window or 0, least, columns, length, *key.stride()[:2],
+            *value.stride()[:2], masks.stride(0), by_head.stride(0), biased.stride(0), bias is not None, gains is not None,
+            heads, group, max(16, triton.next_power_of_2(group)), width, width_block, block, has_cap=softcap is not None,
+            looks=looks, adjusts=bias is not None or gains is not None, num_warps=4, num_stages=3, **flags,
         )  # fmt: skip
         _combine_kernel[(rows * heads,)](
             parts, masses, log_sums, settings, reading, out, row_log_sums, factors, effect, splits,

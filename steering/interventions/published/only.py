@@ -144,7 +144,7 @@ class OnlyRows(AttentionHook, LayerHook):
         self,
         mllm: MLLM,
         layers: torch.Tensor,
-        used: frozenset[int],
+        used: list[int],
         images: torch.Tensor,
         last: torch.Tensor,
         queries: torch.Tensor | None = None,
@@ -155,8 +155,11 @@ class OnlyRows(AttentionHook, LayerHook):
         self._images, self._last = images, last
         self.output = torch.zeros(len(layers), mllm.hidden_size, dtype=mllm.dtype, device=layers.device)
 
+    def reads(self, layer: int) -> bool:
+        return layer in self._used
+
     def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
-        if layer not in self._used:
+        if not self.reads(layer):
             return
         columns = torch.arange(weights.shape[-1], device=weights.device)
         images = self._images[:, None, : len(columns)].to(weights.device)
@@ -282,7 +285,7 @@ class OnlySlots(Slots):
     def _rows(
         self, rows: slice, sequences: list[Sequence], last: torch.Tensor, queries: torch.Tensor | None
     ) -> OnlyRows | None:
-        used = frozenset(only.layer for sequence in sequences if (only := _options(sequence)) is not None)
+        used = sorted({only.layer for sequence in sequences if (only := _options(sequence)) is not None})
         if not used:
             return None
         return OnlyRows(self.pool.mllm, self.layer[rows], used, self.images[rows], last, queries)

@@ -187,8 +187,11 @@ class OperaRows(AttentionHook):
         self.queries = torch.zeros(rows, 1, dtype=torch.int64, device=mllm.device)  # behind a prompt
         self._mllm = mllm
 
+    def reads(self, layer: int) -> bool:
+        return layer == self._mllm.num_layers - 1
+
     def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
-        if layer == self._mllm.num_layers - 1:
+        if self.reads(layer):
             highest = weights[:, :, 0].float().amax(1)[..., None]  # (rows, columns, 1), of this rank's heads
             highest = self._mllm.ranks.joined(highest).amax(-1)
             self.trusted = (highest / highest.sum(-1, keepdim=True)).to(self._mllm.device)

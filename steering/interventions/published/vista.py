@@ -192,13 +192,14 @@ class VistaRows(LayerHook):
         slots: VistaSlots,
         rows: slice,
         touched: torch.Tensor,
-        layers: tuple[frozenset[int], frozenset[int]],
+        steered: list[int],
+        mixed: list[int],
         last: torch.Tensor,
     ):
         self._mllm, self._touched, self._last = mllm, touched, last
         self._directions, self._strength = slots.directions[rows], slots.strength[rows]
         self._residual, self._shares, self._norms = slots.residual[rows], slots.shares[rows], slots.norms[rows]
-        self._steered, self._mixed = layers
+        self._steered, self._mixed = steered, mixed
         self.early = torch.zeros(len(touched), mllm.hidden_size, device=touched.device)
 
     def after(
@@ -313,11 +314,11 @@ class VistaSlots(Slots):
     ) -> VistaRows | None:
         count = self.pool.layers
         vistas = [vista for sequence in sequences if (vista := _options(sequence)) is not None]
-        steered = frozenset[int]().union(*(vista.steered(count) for vista in vistas))
-        mixed = frozenset[int]().union(*(vista.mixed(count) for vista in vistas))
+        steered = sorted({layer for vista in vistas for layer in vista.steered(count)})
+        mixed = sorted({layer for vista in vistas for layer in vista.mixed(count)})
         if not steered and not mixed:
             return None
-        return VistaRows(self.pool.mllm, self, rows, touched, (steered, mixed), last)
+        return VistaRows(self.pool.mllm, self, rows, touched, steered, mixed, last)
 
 
 def _options(sequence: Sequence) -> VistaSteering | None:

@@ -14,14 +14,12 @@ from tests.steering.accel.recorded import Recorded
 from tests.steering.parallel.asking import differences, requests, small, told
 
 CPU = torch.device("cpu")
-EAGER = {"vista", "only", "opera"}
-"""Requests with hooks that no graph holds, beside which all would run eagerly."""
 
 
 @pytest.mark.slow
 def test_all_kinds_of_answers_are_the_same_with_overlap(tmp_path: Path) -> None:
     mllm = steering.load(small(tmp_path / "model"), device="cpu")
-    asked = {name: request for name, request in requests(mllm).items() if name not in EAGER}
+    asked = requests(mllm)
     plain, ours = (
         steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefill_budget=80) for _ in range(2)
     )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from steering.accel.cpu.attention import CpuDecode
-from steering.accel.forms import ScoresForm
+from steering.accel.forms import GainsForm
 from steering.decoder.attention import Decode, attend
 from steering.decoder.hooks import AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
@@ -106,7 +106,7 @@ class Louder(AttentionHook):
         return scores + self.gain[:, None, None, : scores.shape[-1]] * scores.abs()
 
 
-class Fused(Louder, ScoresForm):
+class Fused(Louder, GainsForm):
     """The same, of which kernels know."""
 
     def gains(self, layer: int, columns: int) -> torch.Tensor:

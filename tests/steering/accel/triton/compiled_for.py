@@ -96,7 +96,8 @@ def launch_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, 
 
     new, cache = zeros(rows, kv_heads, 1, width), zeros(rows, kv_heads, length, width)
     settings = (torch.zeros(rows, length, 2), torch.zeros(rows, 3, 4), torch.zeros(rows, dtype=torch.uint8))
-    changes = (40, 5.0, torch.zeros(rows, columns)) if hooked else (None, None, None)
+    bias = torch.zeros(rows, 3, heads)[:, 1], torch.zeros(rows, length)
+    changes = (40, 5.0, bias, torch.zeros(rows, columns)) if hooked else (None, None, None, None)
     triton_attention.decode_attention(
         zeros(rows, heads, 1, width), new, new, cache, cache, torch.tensor([70, 3, length - 1]), 0.1, columns, 1,
         *changes, settings if see else None, looks=hooked,

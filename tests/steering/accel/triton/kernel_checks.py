@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 
 from steering.accel.cpu.kernels.looks import enhanced
 from steering.accel.triton import fusing, triton_attention, triton_ops
-from steering.accel.triton.triton_attention import Enhancement, decode_attention
+from steering.accel.triton.triton_attention import Bias, Enhancement, decode_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (
@@ -22,8 +22,15 @@ DTYPES = (
     torch.float16,
     *([torch.bfloat16] if DEVICE == "cuda" else []),
 )  # the interpreter cuts bfloat16
-CASES = ((None, None, False, False), (None, None, False, True), (40, None, True, False), (40, 5.0, True, True))
-"""Window, soft cap, whether scores are adjusted, whether weights are enhanced."""
+CASES = (
+    (None, None, "", False),
+    (None, None, "", True),
+    (40, None, "bias and gains", False),
+    (40, 5.0, "bias and gains", True),
+    (None, None, "bias", True),
+    (None, 5.0, "gains", False),
+)
+"""Window, soft cap, what changes scores, whether weights are enhanced."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -57,6 +64,7 @@ class Case:
         columns: int,
         window: int | None,
         softcap: float | None,
+        bias: Bias | None,
         gains: torch.Tensor | None,
         enhancement: Enhancement | None,
         layer: int,
@@ -69,6 +77,9 @@ class Case:
         scores = torch.einsum("rhd,rhcd->rhc", self.query[:rows, :, 0].double(), keys) * self.scaling
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        if bias is not None:
+            by_head, places = (part[:rows].double() for part in bias)
+            scores = scores + by_head[..., None] * places[:, None, :columns]
         if gains is not None:
             scores = scores + gains[:rows, None].double() * scores.abs()
         column, last = torch.arange(columns, device=DEVICE), self.positions[:rows, None]
@@ -91,7 +102,11 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
         for window, softcap, adjusted, see in CASES:
             case = Case(heads, kv_heads, width, length, lasts, dtype)
             columns, rows = min(max(lasts) + 3, length), len(lasts) + 1
-            gains = torch.rand(rows, columns, device=DEVICE) if adjusted else None
+            gains = torch.rand(rows, columns, device=DEVICE) if "gains" in adjusted else None
+            bias = None
+            if "bias" in adjusted:
+                by_head = draw(rows, 3, heads)[:, 1] * torch.arange(rows, device=DEVICE)[:, None]  # 0 in the first row
+                bias = by_head, (torch.rand(rows, length, device=DEVICE) > 0.5).float()
             enhancement = None
             if see:
                 kind = torch.randint(3, (rows, length), device=DEVICE)
@@ -99,7 +114,7 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
                 masks[0] = 0  # a row that nobody asked for
                 settings = torch.rand(rows, 3, 4, device=DEVICE) * torch.tensor([0.3, 0.3, -0.2, 0.5], device=DEVICE)
                 enhancement = (masks, settings, torch.arange(rows, dtype=torch.uint8, device=DEVICE) % 3)
-            reference, means, effect = case.reference(columns, window, softcap, gains, enhancement, 1)
+            reference, means, effect = case.reference(columns, window, softcap, bias, gains, enhancement, 1)
             before = case.keys.clone(), case.values.clone()
             arguments = (
                 case.query,
@@ -112,9 +127,9 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
                 columns,
                 1,
             )
-            ours = decode_attention(*arguments, window, softcap, gains, enhancement, looks=True)
-            plain = decode_attention(*arguments, window, softcap, gains, enhancement, looks=False)
-            label = f"{dtype} {heads}/{kv_heads}x{width} window {window} cap {softcap} gains {adjusted} see {see}"
+            ours = decode_attention(*arguments, window, softcap, bias, gains, enhancement, looks=True)
+            plain = decode_attention(*arguments, window, softcap, bias, gains, enhancement, looks=False)
+            label = f"{dtype} {heads}/{kv_heads}x{width} window {window} cap {softcap} scores {adjusted!r} see {see}"
             assert ours.means is not None
             assert plain.means is None
             assert torch.equal(ours.out, plain.out), label

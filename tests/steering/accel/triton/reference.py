@@ -40,6 +40,7 @@ class DecodeAttention:
         layer: int = 0,
         window: int | None = None,
         softcap: float | None = None,
+        bias: tuple[torch.Tensor, torch.Tensor] | None = None,
         gains: torch.Tensor | None = None,
         enhancement: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
         looks: bool = False,
@@ -59,6 +60,8 @@ class DecodeAttention:
             scores = torch.einsum("hd,hcd->hc", query[row, :, 0].float(), near) * scaling
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
+            if bias is not None:
+                scores = scores + bias[0][row, :, None] * bias[1][row, first : position + 1]
             if gains is not None and position < columns:
                 scores = scores + gains[row, first : position + 1] * scores.abs()
             weights = torch.zeros(1, heads, 1, position + 1)

@@ -19,6 +19,10 @@ from steering.accel import cuda_graphs
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.triton import fusing, products
 from steering.decoder import packed
+from steering.interventions.look_at import LookAt
+from steering.interventions.published.only import Only
+from steering.interventions.published.opera import OperaSteering
+from steering.interventions.published.vista import VistaSteering
 from steering.model import loading
 from steering.protocol.readout import REGISTRY
 from steering.runner import selfcheck
@@ -27,6 +31,7 @@ from tests.steering.accel.cpu.conftest import check_alike
 from tests.steering.accel.test_cuda_graphs import again
 from tests.steering.accel.triton.reference import DecodeAttention, Ops
 from tests.steering.interventions.pushes import unit_vector
+from tests.steering.parallel.asking import drawn_vectors
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
@@ -57,11 +62,14 @@ def served(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Monke
     return Served(families.checkpoint(request.param, root), monkeypatch)
 
 
-def asked(mllm: steering.MLLM) -> list[Request]:
-    vector = unit_vector(mllm)
-    everything = Diagnose(frozenset(REGISTRY), causal=True)
+def chat() -> list[dict[str, Any]]:
     picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
-    words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
+    return [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
+
+
+def asked(mllm: steering.MLLM) -> list[Request]:
+    vector, words = unit_vector(mllm), chat()
+    everything = Diagnose(frozenset(REGISTRY), causal=True)
     text = [{"role": "user", "content": "what?"}]
 
     def ask(tokens: int, *interventions: Any, messages: Any = words, diagnose: Diagnose | None = None) -> Request:
@@ -90,6 +98,35 @@ def test_answers_are_those_of_the_plain_model(served: Served, monkeypatch: pytes
     assert graphs.taken >= 20
     assert min(served.kernel.calls, served.kernel.enhanced, served.kernel.looked) > 20
     assert {columns for _, columns in graphs._forms} == {512}, "one number of columns"
+
+
+def test_the_kernel_computes_the_layers_that_no_hook_reads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch)
+    plain, ours, graphs = served.engines()
+    layers, words = served.plain.num_layers, chat()
+    sampling = Sampling(max_tokens=6, ignore_eos=True, logprobs=2)
+    vectors = drawn_vectors(served.plain)
+    vista, mixing = VistaSteering(strength=0.3, directions=vectors), VistaSteering(strength=0, window=[1], alpha=0.9)
+    look, pai, see = LookAt(bias=2.0, heads=[1]), steering.Pai(amplify=0.5, first_layer=0), See(alpha=0.4)
+    kinds: list[tuple[int, tuple[Any, ...]]] = [
+        (layers, (mixing,)),
+        (layers, (vista,)),
+        (layers, (look,)),
+        (layers, (look, see)),
+        (layers, (look, pai)),
+        (layers - 1, (Only(layer=1),)),
+        (layers - 1, (OperaSteering(scale=100.0, candidates=2),)),
+        (layers - 1, (Only(layer=0), look)),
+        (0, (Only(layer=1), see)),
+    ]
+    for kernel_layers, interventions in kinds:
+        before, served.kernel.calls = graphs.taken + len(graphs), 0
+        request = [Request(words, sampling, interventions, diagnose=["modality"])]
+        check_alike(plain.generate(request), ours.generate(request))
+        passes = graphs.taken + len(graphs) - before  # a capture is a pass, too
+        assert passes >= 5
+        assert served.kernel.calls == passes * kernel_layers, interventions
+    assert {columns for _, columns in graphs._forms} == {256, 512}, "of those with torch's attention, and of the others"
 
 
 def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served) -> None:
