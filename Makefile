@@ -14,19 +14,19 @@ VLLM_BIN := $(VLLM_ENV)/bin
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
-.PHONY: serve check test test-long test-vllm lint format bench clean
+.PHONY: serve check test test-long test-vllm lint style types format bench clean
 # What was installed is turned into bytecode as it is imported, and kept, whatever the user has set: pip would do so with all.
 serve: $(VENV)/.installed
 	@echo "Starting the server; it says here when it is ready, and at which address."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/helmsight serve
 
 # Processes with a thread each, a file in one of them: the models are small, and tests of one file share theirs. One more than
-# two processors: some tests wait for seconds to pass. Bytecode is kept, as they start many processes. Lint and types are
-# checked beside the tests in time that these leave, and printed after them; either fails the whole.
-test: $(VENV)/.tested
-	@log=$$(mktemp); tests=0; linted=0; nice -n 19 $(MAKE) --no-print-directory lint > $$log 2>&1 & lint=$$!; \
+# two processors: some tests wait for seconds to pass. Bytecode is kept, as they start many processes. Style is checked
+# before, in seconds. Types are checked beside the tests in time that these leave, and printed after them.
+test: style
+	@log=$$(mktemp); tests=0; typed=0; nice -n 19 $(MAKE) --no-print-directory types > $$log 2>&1 & types=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || tests=$$?; \
-	wait $$lint || linted=$$?; echo "make lint:"; cat $$log; rm $$log; test $$tests -eq 0 && test $$linted -eq 0
+	wait $$types || typed=$$?; echo "make types:"; cat $$log; rm $$log; test $$tests -eq 0 && test $$typed -eq 0
 
 # Before a commit: lint, types, and of the tests the nearest to what changed, for about a minute.
 check: lint
@@ -39,10 +39,14 @@ test-long: $(VENV)/.tested
 	@$(PIP) --quiet --no-deps mitigv==0.1.7
 	$(BIN)/python -m pytest -m long
 
-lint: $(VENV)/.tested
+lint: style types
+
+style: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+
+types: $(VENV)/.tested
 	$(BIN)/mypy
 
 format: $(VENV)/.tested

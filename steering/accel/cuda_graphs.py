@@ -277,9 +277,12 @@ class GraphPasses:
         traced = traced_of(acting)
         if traced is None:
             return None
-        names, lasting = [part.name for part in traced], all(part.lasting for part in traced)
-        make = lambda: {part.name: part.decode(batch) for part in traced}  # noqa: E731
-        hooks, bound = self._hooks.of(batch, names, make, lasting)
+        hooks, bound = self._hooks.of(
+            batch,
+            [part.name for part in traced],
+            lambda: {part.name: part.decode(batch) for part in traced},
+            lasting=all(part.lasting for part in traced),
+        )
         columns = self._graphs.columns(batch.columns, self._pool, bound.values)
         computed = self._graphs.decode(bound, axes, tokens, batch.positions, rope, columns, self._pool)
         return None if computed is None else Ran(hooks, computed)

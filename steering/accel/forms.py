@@ -120,7 +120,7 @@ def _are_known(hooks: Hooks) -> bool:
 
 
 FORMS = Forms()
-"""The forms that attention kernels of any device support."""
+"""The forms of hooks for attention kernels of GPUs, and most of them for those of CPUs."""
 
 
 @FORMS.register(LookAtRows)

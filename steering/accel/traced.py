@@ -1,7 +1,7 @@
 """The hooks of `Slots` for steps that are recorded once and run for many batches, registered by class.
 
-Such hooks have few shapes, most of them one whatever the rows request, and hold views of the slots' tensors. A step in which
-an unregistered class acts runs eagerly.
+Most such hooks have one shape, whatever the rows request. They hold views of the slots' tensors. A step in which an
+unregistered class acts runs eagerly.
 """
 
 from __future__ import annotations
