@@ -22,7 +22,6 @@ from steering.accel.step import DecodeStep
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
 from steering.accel.triton.capture import Capture, Captured
-from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.devices import free_bytes
 from steering.model.embedded import Embedded
@@ -33,8 +32,12 @@ LEAST = 256
 """Least number of columns that a graph reads."""
 MOST = 256
 """Maximum number of graphs: each holds its outputs, a few MB a row for a step with every readout."""
+MOST_OCCASIONAL = 8
+"""Maximum number of forms of steps that depend on what clients choose, as the layers of VISTA; the latest are kept."""
 PATIENCE = 16
 """Steps without a graph before running answers wait for its capture, which takes about as long as these steps lose."""
+SCORES = 4 * 8
+"""Bytes that torch's attention takes for each head and column of a row: eight tensors in float32. A graph keeps them."""
 LEAST_FREE = 2**29
 """Bytes of a GPU's free memory below which no more graphs are captured, because prompts need it."""
 
@@ -59,11 +62,11 @@ class _Form:
     """Steps that differ only in their number of rows, and their graphs by that number.
 
     axes: of rotary positions. columns: the number read. pattern: of the hooks. tensors: for each tensor in them, the shape
-    of a row, the dtype and the device. wanted: how often each number of rows had no graph.
+    of a row, the dtype and the device. wanted: how often each number of rows had no graph. usual: it is one of few.
     """
 
-    def __init__(self, axes: int | None, columns: int, pattern: Pattern, tensors: list[torch.Tensor]):
-        self.axes, self.columns, self.pattern = axes, columns, pattern
+    def __init__(self, axes: int | None, columns: int, pattern: Pattern, tensors: list[torch.Tensor], usual: bool):
+        self.axes, self.columns, self.pattern, self.usual = axes, columns, pattern, usual
         self.tree_spec = TreeSpec(pattern, [(None, *tensor.shape[1:]) for tensor in tensors])
         self.tensors = [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors]
         self.graphs: dict[int, _Graph] = {}
@@ -75,9 +78,9 @@ class DecodeGraphs:
 
     Graphs are captured for 1, 2, 4 and so on rows, each for hooks of one pattern, by a `captures()`; where they are too
     many, all are dropped with it. With a kernel that reads each row's own length a graph serves any number of columns;
-    without, there is one for each bucket of columns. A step without a graph runs in a larger one, or eagerly, until it was
-    wanted `PATIENCE` times, because running answers wait for a capture. Once the engine was `tried`, a capture that fails is
-    the last, and steps without a graph run eagerly.
+    without, and for hooks that it does not support, there is one for each bucket of columns. A step without a graph runs in
+    a larger one, or eagerly, until it was wanted `PATIENCE` times, because running answers wait for a capture. Once the
+    engine was `tried`, a capture that fails is the last, and steps without a graph run eagerly.
     """
 
     axes: int | None = None
@@ -92,20 +95,23 @@ class DecodeGraphs:
         self.tried = False
         self._ended = False
         self._forms: dict[tuple[int | None, int], list[_Form]] = {}
+        self._occasional: list[_Form] = []
+        """Forms that are not usual, the latest first."""
         self._pool: KVPool | None = None
         self.taken = 0
         """The number of steps that were run."""
 
     def __len__(self) -> int:
-        return sum(len(form.graphs) for form in self._all_forms())  # other threads may count while steps are captured
+        # Other threads may count while steps are captured.
+        return sum(len(form.graphs) for form in (*self._all_forms(), *self._occasional))
 
-    def columns(self, needed: int, pool: KVPool, hooks: Iterable[Hook | None]) -> int:
+    def columns(self, needed: int, pool: KVPool, suited: bool = True) -> int:
         """Return the number of columns that a step reads which needs `needed`.
 
-        It is all columns where a kernel reads only each row's own; otherwise one of few sizes, each at most half as large
-        again as the previous one.
+        It is all columns where a kernel reads only each row's own, and the step's hooks are `suited` to it; otherwise one of
+        few sizes, each at most half as large again as the previous one.
         """
-        if self._mllm.decode_attention is not None and suits_kernel(hooks):
+        if self._mllm.decode_attention is not None and suited:
             return pool.length
         size = LEAST
         while size < needed:
@@ -128,17 +134,18 @@ class DecodeGraphs:
         rope: torch.Tensor,
         columns: int,
         pool: KVPool,
+        usual: bool = True,
     ) -> Computed | None:
         """Decode under bound hooks; None where that is not possible.
 
         That is for hooks that hold what cannot be copied, before keys and values are allocated, and where no graph is
-        captured yet.
+        captured yet. usual: there are few such steps, whatever clients request.
         """
         rows = len(tokens)
         if pool.layers < self._mllm.num_layers:
             return None
         self._pool = pool
-        match = self._match_form(hooks, axes, rows, columns)
+        match = self._match_form(hooks, axes, rows, columns, usual)
         if match is None:
             return None
         form, tensors = match
@@ -158,21 +165,21 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def prepare(self, sizes: Iterable[int]) -> None:
-        """Capture graphs of these numbers of rows for all hooks so far; raise what a capture raises."""
+        """Capture graphs of these numbers of rows for all usual hooks so far; raise what a capture raises."""
         if self._pool is not None:
             for rows, form in itertools.product(sizes, self._all_forms()):
                 self._new(form, _padded_rows(rows, self._pool), self._pool)
 
     @torch.inference_mode()
     def prepare_next(self) -> bool:
-        """Capture one wanted graph, or one for more rows of a step that has run alone; return False where there is none.
+        """Capture one wanted graph, or one for more rows of a usual step that has run alone; return False without one.
 
         Call it while nothing runs.
         """
         if self._pool is None or self._ended:
             return False
         sizes = [1 << power for power in range(self._pool.slots.bit_length())]
-        for form in self._all_forms():
+        for form in self._all_forms():  # not of occasional ones, which would have the usual ones dropped
             for size in (*form.wanted, *(sizes if 1 in form.graphs else ())):
                 rows = _padded_rows(size, self._pool)
                 if rows not in form.graphs:
@@ -183,12 +190,15 @@ class DecodeGraphs:
         return [form for forms in list(self._forms.values()) for form in forms]
 
     def _match_form(
-        self, hooks: Bound, axes: int | None, rows: int, columns: int
+        self, hooks: Bound, axes: int | None, rows: int, columns: int, usual: bool
     ) -> tuple[_Form, list[torch.Tensor]] | None:
         """Return the form of graphs for these hooks, and their tensors; None where they cannot be copied."""
-        forms = self._forms.setdefault((axes, columns), [])
+        forms = self._forms.setdefault((axes, columns), []) if usual else self._occasional
         for form in forms:
-            if (tensors := hooks.tensors(form.tree_spec)) is not None:
+            alike = (form.axes, form.columns) == (axes, columns)
+            if alike and (tensors := hooks.tensors(form.tree_spec)) is not None:
+                if not usual:
+                    forms.insert(0, forms.pop(forms.index(form)))
                 return form, tensors
         hooks.reset()
         try:
@@ -197,10 +207,13 @@ class DecodeGraphs:
             return None
         if any(tensor.shape[0] != rows for tensor in tensors):
             return None
-        if len(forms) >= MOST:
+        form = _Form(axes, columns, pattern, tensors, usual)
+        if usual and len(forms) >= MOST:
             forms.clear()
-        forms.append(_Form(axes, columns, pattern, tensors))
-        return forms[-1], tensors
+        forms.insert(0, form)
+        if not usual:
+            del forms[MOST_OCCASIONAL:]
+        return form, tensors
 
     def _graph(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
         """Return the graph for a step of so many rows; None where it must run eagerly."""
@@ -218,12 +231,15 @@ class DecodeGraphs:
         if rows in form.graphs:
             return form.graphs[rows]
         free = free_bytes(self._mllm.device) if self.tried else None
-        if self._ended or (free is not None and free < LEAST_FREE):
+        heads = self._mllm.text_config.num_attention_heads
+        needed = LEAST_FREE + (0 if form.usual else SCORES * rows * heads * form.columns)
+        if self._ended or (free is not None and free < needed):
             return None
         if len(self) >= MOST:
-            for device in self._all_forms():
-                device.graphs.clear()
-            self._forms = {(form.axes, form.columns): [form]}
+            for dropped in (*self._all_forms(), *self._occasional):
+                dropped.graphs.clear()
+            self._forms, self._occasional = {}, []
+            (self._forms.setdefault((form.axes, form.columns), []) if form.usual else self._occasional).append(form)
             self._capture = self._captures()
         began = time.monotonic()
         try:
@@ -277,14 +293,12 @@ class GraphPasses:
         traced = traced_of(acting)
         if traced is None:
             return None
-        hooks, bound = self._hooks.of(
-            batch,
-            [part.name for part in traced],
-            lambda: {part.name: part.decode(batch) for part in traced},
-            lasting=all(part.lasting for part in traced),
-        )
-        columns = self._graphs.columns(batch.columns, self._pool, bound.values)
-        computed = self._graphs.decode(bound, axes, tokens, batch.positions, rope, columns, self._pool)
+        names, lasting = [part.name for part in traced], all(part.lasting for part in traced)
+        hooks, bound = self._hooks.of(batch, names, lambda: {part.name: part.decode(batch) for part in traced}, lasting)
+        suited = suits_kernel(bound.values)
+        columns = self._graphs.columns(batch.columns, self._pool, suited)
+        place = (tokens, batch.positions, rope, columns, self._pool)
+        computed = self._graphs.decode(bound, axes, *place, usual=lasting and suited)
         return None if computed is None else Ran(hooks, computed)
 
     def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:

@@ -27,7 +27,7 @@ class FusedDecode:
     ) -> torch.Tensor | None:
         """Return the output (rows, heads, 1, head_dim), after writing the new keys and values.
 
-        None where a hook is unknown to the kernel.
+        None where a hook is unknown to the kernel, or reads the layer's weights.
         """
         hooks = step.hooks
         terms = decode_terms(hooks, heads.layer, step.columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -124,7 +125,7 @@ class Bound:
     def __init__(self, values: list[Any]):
         self.values = values
         self._attributes_before = [dict(vars(value)) for value in values]
-        self._tensors_by_spec: dict[TreeSpec, list[torch.Tensor] | None] = {}
+        self._tensors_by_spec: WeakKeyDictionary[TreeSpec, list[torch.Tensor] | None] = WeakKeyDictionary()
 
     def tensors(self, tree_spec: TreeSpec) -> list[torch.Tensor] | None:
         """Return the tensors as `TreeSpec.tensors`."""

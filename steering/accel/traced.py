@@ -1,6 +1,6 @@
 """The hooks of `Slots` for steps that are recorded once and run for many batches, registered by class.
 
-Most such hooks have one shape, whatever the rows request. They hold views of the slots' tensors. A step in which an
+Most such hooks have one shape, whatever the rows request, and hold views of the slots' tensors. A step in which an
 unregistered class acts runs eagerly.
 """
 

@@ -78,7 +78,7 @@ class DecodeKernel(Protocol):
     def __call__(
         self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor | None:
-        """Return the output (rows, heads, 1, head_dim), or None where a hook is unknown to the kernel.
+        """Return the output (rows, heads, 1, head_dim), or None where a hook is unknown to it, or reads the layer's weights.
 
         New keys and values are written to the pool, and all hooks are called.
         """

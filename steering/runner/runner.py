@@ -66,7 +66,9 @@ class Runner:
         self.image_cache = ImageCache(image_cache_bytes)
         mllm.seen.capacity = image_cache_bytes
         reserved = image_cache_bytes + prefix_cache_bytes + pass_bytes(mllm, pass_tokens)
-        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, reserved)
+        # The kernel, too, takes a row that writes to the last column for padding; candidates of the last token would.
+        spare = mllm.decode_attention is not None or (backend is not None and backend.spare_column)
+        self.pool = allotted(mllm, slots, length, spare, share, reserved)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)

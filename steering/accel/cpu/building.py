@@ -80,7 +80,9 @@ def build(traced: TracedStep, threads: int, room: Path) -> Path:
 
 
 def quote_library_folders() -> None:
-    """Let torch's linker commands name folders whose paths have spaces, which torch quotes of includes alone."""
+    """Let torch's linker commands name folders whose paths have spaces, of which older torch quotes includes alone."""
+    if torch.__version__ >= "2.14":
+        return
     library_folders = BuildOptionsBase.get_libraries_dirs
 
     def quoted(options: BuildOptionsBase) -> list[str]:

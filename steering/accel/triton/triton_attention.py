@@ -360,8 +360,7 @@ def decode_attention(
     """
     rows, heads, _, width = query.shape
     kv_heads, length = keys.shape[1:3]
-    group, device = heads // kv_heads, query.device
-    query = query.contiguous()
+    group, device, query = heads // kv_heads, query.device, query.contiguous()
     splits, least = splits_of(rows * kv_heads, length, _processors(device))
     empty = functools.partial(torch.empty, dtype=torch.float32, device=device)
     parts = empty(rows, heads, splits, 3 if enhancement else 1, width)
@@ -370,6 +369,7 @@ def decode_attention(
     out = torch.empty(rows, heads, width, dtype=query.dtype, device=device)
     masks, settings, reading = enhancement or (row_log_sums, row_log_sums, row_log_sums)
     by_head, biased = bias or (row_log_sums, row_log_sums)
+    biased_row = biased.stride(0) if bias else 0  # of which a kernel is compiled for multiples of 16
     masses = factors = effect = row_log_sums
     if enhancement is not None:
         masses, factors, effect = empty(rows, heads, splits, 2), empty(rows, heads, 3), empty(rows, 3)
@@ -380,7 +380,7 @@ def decode_attention(
         _split_kernel[(rows, kv_heads, splits)](
             query, key, value, keys, values, positions, by_head, biased, row_log_sums if gains is None else gains, masks,
             parts, masses, log_sums, scores, scaling, softcap or 0.0, window or 0, least, columns, length, *key.stride()[:2],
-            *value.stride()[:2], masks.stride(0), by_head.stride(0), biased.stride(0), bias is not None, gains is not None,
+            *value.stride()[:2], masks.stride(0), by_head.stride(0), biased_row, bias is not None, gains is not None,
             heads, group, max(16, triton.next_power_of_2(group)), width, width_block, block, has_cap=softcap is not None,
             looks=looks, adjusts=bias is not None or gains is not None, num_warps=4, num_stages=3, **flags,
         )  # fmt: skip

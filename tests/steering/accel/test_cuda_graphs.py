@@ -23,7 +23,7 @@ from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
 from steering.interventions.published.opera import Opera
-from steering.interventions.published.vista import Vista
+from steering.interventions.published.vista import Vista, VistaSteering
 from steering.protocol.readout import REGISTRY
 from tests.steering.accel.cpu.conftest import check_alike
 from tests.steering.conftest import LoadMLLM, MakeEngine
@@ -95,6 +95,24 @@ def test_published_decoders_beside_graphs_answer_as_eagerly(make_engine: MakeEng
         assert graphs.taken >= before + 11
 
 
+def test_what_clients_choose_drops_no_usual_graph(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "MOST_OCCASIONAL", 2)
+    engine = make_engine("qwen2_vl", slots=4, max_length=256)
+    graphs = DecodeGraphs(engine.mllm, captures=lambda: again)
+    engine.core.runner.passes.use(graphs)
+    choices = [VistaSteering(strength=0, window=window) for window in ([0], [1], [0, 1], [0, 1, 2])]
+    plain = answered(engine, 6, pictures=1)
+    answers = [answered(engine, 6, interventions=[choice], pictures=1) for choice in (*choices, *choices[-1:])]
+    assert answers[-1] == answers[-2]
+    assert [len(form.graphs) for form in graphs._occasional] == [1, 1]
+    assert answered(engine, 6, pictures=1) == plain
+    (usual,) = graphs._all_forms()
+    assert list(usual.graphs) == [1]
+    while graphs.prepare_next():
+        pass
+    assert (list(usual.graphs), len(graphs)) == ([1, 2, 4], 5), "more rows of usual steps alone"
+
+
 def test_padding_rows_write_to_the_spare_column(load_mllm: LoadMLLM) -> None:
     mllm = load_mllm("qwen2_vl")
     pool = KVPool(4, 64)
@@ -114,7 +132,7 @@ def test_padding_rows_write_to_the_spare_column(load_mllm: LoadMLLM) -> None:
 
 @pytest.mark.parametrize(("needed", "read"), [(1, LEAST), (256, 256), (257, 384), (385, 512), (600, 768), (900, 1000)])
 def test_the_number_of_columns_is_rounded_to_few_values(needed: int, read: int, load_mllm: LoadMLLM) -> None:
-    assert DecodeGraphs(load_mllm("qwen2_vl"), captures=lambda: again).columns(needed, KVPool(1, 1000), []) == read
+    assert DecodeGraphs(load_mllm("qwen2_vl"), captures=lambda: again).columns(needed, KVPool(1, 1000)) == read
 
 
 class Counted:
@@ -132,10 +150,11 @@ class Counted:
         return again(run, device)
 
 
-def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int, ...]:
+def answered(engine: steering.Engine, tokens: int, pictures: int = 0, **options: Any) -> tuple[int, ...]:
     """Return the tokens of an answer that reads more columns over time."""
     sampling = Sampling(max_tokens=tokens, ignore_eos=True)
-    request = Request([{"role": "user", "content": "what?"}], sampling, **options)
+    parts = [{"type": "image", "image": Image.new("RGB", (56, 56))}] * pictures
+    request = Request([{"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}], sampling, **options)
     return engine.generate([request])[0].choices[0].token_ids
 
 

@@ -24,6 +24,7 @@ from steering.interventions.published.only import Only
 from steering.interventions.published.opera import OperaSteering
 from steering.interventions.published.vista import VistaSteering
 from steering.model import loading
+from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from steering.runner import selfcheck
 from tests import families
@@ -97,7 +98,7 @@ def test_answers_are_those_of_the_plain_model(served: Served, monkeypatch: pytes
         check_alike(answers, ours.generate(batch))
     assert graphs.taken >= 20
     assert min(served.kernel.calls, served.kernel.enhanced, served.kernel.looked) > 20
-    assert {columns for _, columns in graphs._forms} == {512}, "one number of columns"
+    assert {columns for _, columns in graphs._forms} == {ours.core.runner.pool.length}, "one number of columns"
 
 
 def test_the_kernel_computes_the_layers_that_no_hook_reads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,22 @@ def test_the_kernel_computes_the_layers_that_no_hook_reads(root: Path, monkeypat
         passes = graphs.taken + len(graphs) - before  # a capture is a pass, too
         assert passes >= 5
         assert served.kernel.calls == passes * kernel_layers, interventions
-    assert {columns for _, columns in graphs._forms} == {256, 512}, "of those with torch's attention, and of the others"
+    length = ours.core.runner.pool.length
+    assert {columns for _, columns in graphs._forms} == {length}, "a kernel reads each row's own"
+    assert {form.columns for form in graphs._occasional} == {256, length}, "of torch's attention, and of VISTA"
+
+
+def test_candidates_of_the_last_token_read_all_columns(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes a row that writes to the last column for padding."""
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch)
+    plain, ours, _ = served.engines(max_length=64)
+    ours.core.runner.passes.use(None)
+    interventions = OperaSteering(scale=300.0, candidates=3, penalty=5.0), Think(threshold=0.01)
+    count = 64 - build_prompt(served.plain, chat()).length
+    asked = [Request(chat(), Sampling(max_tokens=count, ignore_eos=True, logprobs=2), interventions)]
+    (expected,), (answer,) = plain.generate(asked), ours.generate(asked)
+    assert expected.choices[0].applied["opera"] == answer.choices[0].applied["opera"]
+    check_alike([expected], [answer])
 
 
 def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served) -> None:
