@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from steering.accel.backend import Ran, RunnerState
-from steering.accel.forms import suits_kernel
+from steering.accel.kernel import suits_kernel
 from steering.accel.step import DecodeStep
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
@@ -189,16 +189,21 @@ class DecodeGraphs:
     def _all_forms(self) -> list[_Form]:
         return [form for forms in list(self._forms.values()) for form in forms]
 
+    def _forms_like(self, axes: int | None, columns: int, usual: bool) -> list[_Form]:
+        """Return the list in which forms of such steps are kept."""
+        return self._forms.setdefault((axes, columns), []) if usual else self._occasional
+
     def _match_form(
         self, hooks: Bound, axes: int | None, rows: int, columns: int, usual: bool
     ) -> tuple[_Form, list[torch.Tensor]] | None:
         """Return the form of graphs for these hooks, and their tensors; None where they cannot be copied."""
-        forms = self._forms.setdefault((axes, columns), []) if usual else self._occasional
+        forms = self._forms_like(axes, columns, usual)
         for form in forms:
             alike = (form.axes, form.columns) == (axes, columns)
             if alike and (tensors := hooks.tensors(form.tree_spec)) is not None:
                 if not usual:
-                    forms.insert(0, forms.pop(forms.index(form)))
+                    forms.remove(form)
+                    forms.insert(0, form)
                 return form, tensors
         hooks.reset()
         try:
@@ -239,7 +244,7 @@ class DecodeGraphs:
             for dropped in (*self._all_forms(), *self._occasional):
                 dropped.graphs.clear()
             self._forms, self._occasional = {}, []
-            (self._forms.setdefault((form.axes, form.columns), []) if form.usual else self._occasional).append(form)
+            self._forms_like(form.axes, form.columns, form.usual).append(form)
             self._capture = self._captures()
         began = time.monotonic()
         try:

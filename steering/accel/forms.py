@@ -7,14 +7,13 @@ so that the hook's maker reads the form's measurements from the hook.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from steering.accel.triton.attended import Bias, Enhancement
 from steering.decoder.hooks import AttentionHook, Hook, Hooks
-from steering.interventions.look_at import LookAtRows
 from steering.interventions.pai import AmplifyRows
 from steering.interventions.see import SeeRows, measured_of
 
@@ -92,40 +91,32 @@ def decode_terms(hooks: Hooks, layer: int, columns: int) -> Terms | None:
 
     A form measures what it does in all layers together, so beside a hook that reads one of them no kernel runs in any.
     """
-    if not _are_known(hooks) or any(hooks.weighing or hook.reads(layer) for hook in hooks.reading):
+    changes = changes_of(hooks)
+    if changes is None or (hooks.reading if hooks.weighing else hooks.readers(layer)):
         return None
-    bias = gains = enhancement = None
-    for hook in hooks.attention:
-        if isinstance(hook, BiasForm):
-            bias = hook.bias(layer)
-        elif isinstance(hook, GainsForm):
-            gains = hook.gains(layer, columns)
-        elif isinstance(hook, WeightsForm):
-            enhancement = hook.enhancement(layer, columns)
-    return Terms(bias, gains, enhancement)
+    bias, gains, weights = changes
+    return Terms(
+        bias and bias.bias(layer),
+        gains and gains.gains(layer, columns),
+        weights and weights.enhancement(layer, columns),
+    )
 
 
-def suits_kernel(hooks: Iterable[Hook | None]) -> bool:
-    """Return True where a GPU's kernel can compute the attention of every layer under these hooks."""
-    points = Hooks.of(hooks)
-    return not points.attention or (not points.reading and _are_known(FORMS.adopted(points)))
+def changes_of(hooks: Hooks) -> tuple[Any, Any, Any] | None:
+    """Return the adopted hooks that change attention: a `BiasForm`, a `GainsForm` and a `WeightsForm`, each or None.
 
-
-def _are_known(hooks: Hooks) -> bool:
-    """Return True where kernels support what adopted hooks change: at most one of each form, the bias before the gains."""
-    scoring = [next((kind for kind in (BiasForm, GainsForm) if isinstance(hook, kind)), None) for hook in hooks.scoring]
-    if scoring not in ([], [BiasForm], [GainsForm], [BiasForm, GainsForm]) or len(hooks.weighing) > 1:
-        return False
-    return all(isinstance(hook, WeightsForm) for hook in hooks.weighing)
+    The kernels apply them in this order; None where others are among the hooks, or they come in another order.
+    """
+    remaining = [*hooks.scoring, *hooks.weighing]
+    bias, gains, weights = (
+        remaining.pop(0) if remaining and isinstance(remaining[0], kind) else None
+        for kind in (BiasForm, GainsForm, WeightsForm)
+    )
+    return None if remaining else (bias, gains, weights)
 
 
 FORMS = Forms()
-"""The forms of hooks for attention kernels of GPUs, and most of them for those of CPUs."""
-
-
-@FORMS.register(LookAtRows)
-class FusedLookAt(LookAtRows, BiasForm):
-    """The form of `look_at`, with the hook's bias."""
+"""The forms that attention kernels of any device support."""
 
 
 @FORMS.register(AmplifyRows)

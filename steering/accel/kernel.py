@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from steering.accel.forms import FORMS, WeightsForm, decode_terms
+from steering.accel.forms import FORMS, BiasForm, Forms, WeightsForm, changes_of, decode_terms
 from steering.accel.triton.attended import DecodeFunction
 from steering.decoder.attention import Decode, DecodeKernel
-from steering.decoder.hooks import Hooks
+from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kernels import Heads
+from steering.interventions.look_at import LookAtRows
 from steering.model.mllm import MLLM
+
+GPU_FORMS = Forms(FORMS)
+"""The forms that the kernel supports."""
+
+
+@GPU_FORMS.register(LookAtRows)
+class FusedLookAt(LookAtRows, BiasForm):
+    """The form of `look_at`, with the hook's bias."""
 
 
 class FusedDecode:
@@ -20,7 +31,7 @@ class FusedDecode:
 
     def adopted(self, hooks: Hooks) -> Hooks:
         """Return the hooks of a pass in the kernel's forms."""
-        return FORMS.adopted(hooks)
+        return GPU_FORMS.adopted(hooks)
 
     def __call__(
         self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -44,6 +55,12 @@ class FusedDecode:
             assert attended.means is not None
             observer.decode(heads.layer, attended.means)
         return attended.out[:, :, None]
+
+
+def suits_kernel(hooks: Iterable[Hook | None]) -> bool:
+    """Return True where the kernel can compute the attention of every layer under these hooks."""
+    adopted = GPU_FORMS.adopted(Hooks.of(hooks))
+    return not adopted.reading and changes_of(adopted) is not None
 
 
 def decode_kernel_of(mllm: MLLM) -> DecodeKernel | None:

@@ -129,7 +129,7 @@ class Decode:
         elif hooks:
             active = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
             out = torch.where(active.to(out.device), weights.to(values.dtype) @ values, out)
-        for hook in self.hooks.reading:
+        for hook in self.hooks.readers(heads.layer):
             hook.read(heads.layer, weights.view(rows, -1, 1, self.columns), values)
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))

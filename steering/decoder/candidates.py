@@ -50,7 +50,7 @@ class Candidates:
         past = weights.to(values.dtype).scatter(-1, at, 0.0).flatten(2, 3) @ past_values
         out = past.view(queries.shape) + own_weight * value.reshape(own).transpose(1, 2)
         by_row = weights.transpose(1, 2).reshape(count * self.each, -1, 1, self.columns)
-        for hook in self.hooks.reading:
+        for hook in self.hooks.readers(heads.layer):
             hook.read(heads.layer, by_row, value)
         return out.transpose(1, 2).reshape(query.shape)
 

@@ -76,7 +76,7 @@ class AttentionHook(Hook):
         return None
 
     def reads(self, layer: int) -> bool:
-        """Return False where `read` does nothing in a layer, so that a kernel may compute its attention."""
+        """Return False for a layer in which `read` need not be called, so that a kernel may compute its attention."""
         return True
 
     def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
@@ -150,6 +150,10 @@ class Hooks:
     def looks(self) -> bool:
         """True where some hooks concern attention."""
         return bool(self.attention or self.observers)
+
+    def readers(self, layer: int) -> list[AttentionHook]:
+        """Return the hooks that read a layer's weights and values."""
+        return [hook for hook in self.reading if hook.reads(layer)]
 
     def settle(self, positions: torch.Tensor | None) -> None:
         """Settle all hooks."""

@@ -80,7 +80,7 @@ class PromptStep:
             if hook.queries is not None:
                 read = weights(hook.queries.clamp(min=0))
                 out = _replace_queries(out, hook.queries.to(out.device), kernels.weighted(read, value))
-                if hook in self.hooks.reading:
+                if hook in self.hooks.readers(weights.heads.layer):
                     hook.read(weights.heads.layer, read, value)
         return out
 

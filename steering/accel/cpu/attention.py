@@ -33,7 +33,7 @@ class CpuDecode:
         if not hooks.looks:
             return decode_attention(*tensors, *options).to(values.dtype)
         terms = decode_terms(hooks, heads.layer, step.columns)
-        if terms is None or terms.bias is not None:
+        if terms is None:
             rows, count, _, width = query.shape
             grouped, near = query.view(rows, keys.shape[1], -1, width), keys[:rows, :, : step.columns]
             weights = step.weights(heads, grouped, near, step.mask(heads.window, query)).view(rows, count, 1, -1)

@@ -159,8 +159,6 @@ class OnlyRows(AttentionHook, LayerHook):
         return layer in self._used
 
     def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
-        if not self.reads(layer):
-            return
         columns = torch.arange(weights.shape[-1], device=weights.device)
         images = self._images[:, None, : len(columns)].to(weights.device)
         visible = (columns <= self._last.to(weights.device)[:, None])[:, None]  # (rows, 1, columns)

@@ -191,10 +191,9 @@ class OperaRows(AttentionHook):
         return layer == self._mllm.num_layers - 1
 
     def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
-        if self.reads(layer):
-            highest = weights[:, :, 0].float().amax(1)[..., None]  # (rows, columns, 1), of this rank's heads
-            highest = self._mllm.ranks.joined(highest).amax(-1)
-            self.trusted = (highest / highest.sum(-1, keepdim=True)).to(self._mllm.device)
+        highest = weights[:, :, 0].float().amax(1)[..., None]  # (rows, columns, 1), of this rank's heads
+        highest = self._mllm.ranks.joined(highest).amax(-1)
+        self.trusted = (highest / highest.sum(-1, keepdim=True)).to(self._mllm.device)
 
 
 class OperaSlots(Slots):
