@@ -23,7 +23,7 @@ from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 
 log = logging.getLogger(__name__)
 
-CPU = "steering.accel.cpu"
+CPU = "steering.cpu"
 State = Literal["off", "compiling", "ready", "failed"]
 
 
@@ -97,7 +97,7 @@ class Preparation(Protocol):
 
 
 def cpu_preparation(mllm: MLLM, folder: str | None) -> Preparation | None:
-    """Start compiling a model's steps for this CPU, to be kept in a folder; None where `accel/cpu` is missing."""
+    """Start compiling a model's steps for this CPU, to be kept in a folder; None where `steering.cpu` is missing."""
     module = _cpu("start")
     if module is None:
         log.warning("steps are not compiled and run eagerly: %s is missing", CPU)
@@ -112,7 +112,7 @@ def cpu_can_compile() -> bool:
 
 
 def _cpu(name: str) -> Any:
-    """Return a module of `accel/cpu`, None where it is missing; nothing else names that package."""
+    """Return a module of `steering.cpu`, None where it is missing; nothing else names that package."""
     try:
         return importlib.import_module(f"{CPU}.{name}")
     except ModuleNotFoundError as error:

@@ -21,12 +21,12 @@ from steering.accel.kernel import suits_kernel
 from steering.accel.step import DecodeStep
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
-from steering.accel.triton.capture import Capture, Captured
 from steering.decoder.kv import KVPool
 from steering.devices import free_bytes
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
+from steering.triton.capture import Capture, Captured
 
 LEAST = 256
 """Least number of columns that a graph reads."""

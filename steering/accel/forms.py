@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from steering.accel.triton.attended import Bias, Enhancement
 from steering.decoder.hooks import AttentionHook, Hook, Hooks
 from steering.interventions.pai import AmplifyRows
 from steering.interventions.see import SeeRows, measured_of
+from steering.triton.attended import Bias, Enhancement
 
 F = TypeVar("F", bound=type[Hook])
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 
 from steering.accel.forms import FORMS, BiasForm, Forms, WeightsForm, changes_of, decode_terms
-from steering.accel.triton.attended import DecodeFunction
 from steering.decoder.attention import Decode, DecodeKernel
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kernels import Heads
 from steering.interventions.look_at import LookAtRows
 from steering.model.mllm import MLLM
+from steering.triton.attended import DecodeFunction
 
 GPU_FORMS = Forms(FORMS)
 """The forms that the kernel supports."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from steering.accel.triton.capture import Capture
 from steering.bench.rows import Unavailable
+from steering.triton.capture import Capture
 
 
 def wait(device: torch.device) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from steering.accel.triton.attention import lower_right
+from steering.triton.attention import lower_right
 
 
 class Heads(NamedTuple):

@@ -18,9 +18,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steering.accel.triton import fusing
-from steering.accel.triton.attended import DecodeFunction
-from steering.accel.triton.attention import decode_kernel
 from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
@@ -37,6 +34,9 @@ from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
+from steering.triton import fusing
+from steering.triton.attended import DecodeFunction
+from steering.triton.attention import decode_kernel
 from steering.vision import attention, patches, widths
 from steering.vision.geometry import Geometry
 

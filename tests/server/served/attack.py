@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from steering.accel.cpu.start import VARIANTS
+from steering.cpu.start import VARIANTS
 from tests.server.fakes import checkpoint
 from tests.server.served.asking import Clients
 from tests.server.served.kinds import kinds

@@ -24,10 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import steering
 from server.app import create_app
 from server.settings import Settings
-from steering.accel.cpu import compiling
-from steering.accel.cpu.packages.store import _digest, default_folder
-from steering.accel.cpu.start import VARIANTS
-from steering.accel.cpu.steps import CompiledSteps
+from steering.cpu import compiling
+from steering.cpu.packages.store import _digest, default_folder
+from steering.cpu.start import VARIANTS
+from steering.cpu.steps import CompiledSteps
 from tests.server.process.servers import Server
 from tests.server.served.answers import Answer
 from tests.server.served.kinds import Kind, Pictures

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from steering.accel.triton.capture import WARMUPS, Captured
+from steering.triton.capture import WARMUPS, Captured
 
 WAITING = {"_local_scalar_dense", "equal", "masked_select", "nonzero", "_unique2", "bincount", "lift_fresh"}
 """Operations that a capture refuses: their result decides what comes next, or their input is Python's."""

@@ -17,7 +17,6 @@ from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Th
 from steering.accel import cuda_graphs
 from steering.accel.cuda_graphs import LEAST, DecodeGraphs
 from steering.accel.tensors import Bound
-from steering.accel.triton.capture import Captured
 from steering.decoder.kv import KVPool
 from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
@@ -25,8 +24,9 @@ from steering.interventions.published.only import Only
 from steering.interventions.published.opera import Opera
 from steering.interventions.published.vista import Vista, VistaSteering
 from steering.protocol.readout import REGISTRY
-from tests.steering.accel.cpu.conftest import check_alike
+from steering.triton.capture import Captured
 from tests.steering.conftest import LoadMLLM, MakeEngine
+from tests.steering.cpu.conftest import check_alike
 from tests.steering.interventions.pushes import unit_vector
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")

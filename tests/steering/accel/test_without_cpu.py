@@ -1,4 +1,4 @@
-"""All but `accel/cpu` works where that is not there: nothing names it but the loader, and passes run eagerly."""
+"""All but `steering.cpu` works where that is not there: nothing names it but the loader, and passes run eagerly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 
 class Deleted:
     def find_spec(self, name, path=None, target=None):
-        if f"{name}.".startswith("steering.accel.cpu."):
+        if f"{name}.".startswith("steering.cpu."):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Deleted())
@@ -24,7 +24,7 @@ import pytest
 tests = ["interventions/test_steer.py", "interventions/test_sage.py", "readouts/test_readouts.py"]
 exact = "qwen2_vl and (every_choice or as_defined or both_stages or equal_to_a_plain_pass)"
 status = pytest.main([*(f"tests/steering/{name}" for name in tests), "-q", "-x", "-p", "no:cacheprovider", "-k", exact])
-assert not [name for name in sys.modules if name.startswith("steering.accel.cpu")]
+assert not [name for name in sys.modules if name.startswith("steering.cpu")]
 sys.exit(status)
 """
 ENGINE = """
@@ -61,4 +61,4 @@ def test_answers_are_exact_without_the_cpu_backend() -> None:
 def test_an_engine_runs_eagerly_without_the_cpu_backend() -> None:
     ran = run(ENGINE)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "steering.accel.cpu is missing" in ran.stderr
+    assert "steering.cpu is missing" in ran.stderr

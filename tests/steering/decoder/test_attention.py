@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from steering.accel.cpu.attention import CpuDecode
 from steering.accel.forms import GainsForm
+from steering.cpu.attention import CpuDecode
 from steering.decoder.attention import Decode, attend
 from steering.decoder.hooks import AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads

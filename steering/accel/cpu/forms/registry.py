@@ -1,8 +1,0 @@
-"""The registry of forms. A new one is a class in this folder; list its module here."""
-
-from __future__ import annotations
-
-from steering.accel.cpu.forms import interventions, recorders
-from steering.accel.cpu.forms.base import COMPILED, CPU_FORMS, SCOPES, CompiledForm, Scope, forms_of
-
-__all__ = ["COMPILED", "CPU_FORMS", "SCOPES", "CompiledForm", "Scope", "forms_of", "interventions", "recorders"]

@@ -1,0 +1,63 @@
+"""The checks that attention kernels pass before they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from steering.triton import attention
+from steering.triton.attended import Attended
+from steering.triton.attention import WITHIN, decode_kernel, error_of, lower_right
+from tests.steering.triton.reference import DecodeAttention
+
+CPU = torch.device("cpu")
+SHAPES = [(8, 2, 16), (4, 4, 80), (12, 1, 64)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_right_kernel_is_within_its_dtypes_tolerance(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int
+) -> None:
+    assert error_of(DecodeAttention(), CPU, dtype, heads, kv_heads, width) < WITHIN[dtype]
+
+
+@pytest.mark.parametrize("fault", ["out", "means", "nan", "cache"])
+def test_a_wrong_kernel_is_outside_its_dtypes_tolerance(fault: str) -> None:
+    right = DecodeAttention()
+
+    def wrong(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any) -> Attended:
+        attended = right(query, key, value, *rest, **more)
+        if fault == "cache":
+            rest[0][0, 0, 3] += 1  # it wrote where it should not have
+        changed = {
+            "out": attended._replace(out=attended.out * 1.001),
+            "means": attended._replace(means=None if attended.means is None else attended.means * 1.001),
+            "nan": attended._replace(out=attended.out * torch.nan),
+            "cache": attended,
+        }
+        return changed[fault]
+
+    assert not error_of(wrong, CPU, torch.float32, 8, 2, 16) <= WITHIN[torch.float32]
+
+
+def test_there_is_no_kernel_without_a_gpu() -> None:
+    assert decode_kernel(CPU, torch.float32, 8, 2, 16) is None
+    assert lower_right(*(torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16) for _ in range(3)), 1.0) is None
+
+
+@pytest.mark.parametrize("wrong_at", [None, 1, 5])
+def test_a_flash_kernel_is_tried_with_one_query_and_with_several(
+    wrong_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+        n, columns = query.shape[2], key.shape[2]
+        end = columns - n if n != wrong_at else 0  # else causal from the upper left corner
+        mask = torch.arange(columns) <= torch.arange(end, end + n)[:, None]
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
+
+    monkeypatch.setattr(attention, "_flash", flash)
+    assert attention._flash_is_right.__wrapped__(CPU, torch.bfloat16, 8, 2, 16) == (wrong_at is None)
