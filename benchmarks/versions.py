@@ -2,9 +2,9 @@
 
 Both are alive at once and run each workload in turns, a fraction of a second each, because a machine changes its speed
 within minutes; the result is the median of the ratios of CPU time. There are several pairs of processes, because one may be
-luckier than another. The workloads are answers without interventions, steered ones, ones with all readouts and ones under
-SAGE, one and 16 at once, of the embedded and of a wide model; `--compiled` runs compiled steps, as servers do on a CPU.
-`--http` starts a server of each checkout and compares their tokens/s.
+luckier than another. The workloads are answers without interventions, sampled ones, steered ones, ones with all readouts and
+ones under SAGE, one and 16 at once, of the embedded and of a wide model. `--compiled` runs compiled steps, as servers do on
+a CPU. `--http` starts a server of each checkout and compares their tokens/s.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 TOKENS = 64
 
@@ -41,25 +42,31 @@ def workloads(model: str, compiled: bool) -> Iterator[tuple[str, Callable[[], ob
     mllm = steering.load(folder, device="cpu")
     engine = steering.Engine(mllm, slots=16, max_length=1024, self_check=False, threads=1, compiled=compiled)
     picture = Image.linear_gradient("L").convert("RGB").resize((420, 420) if wide else (256, 256))
-    sampling = steering.Sampling(max_tokens=TOKENS // 4 if wide else TOKENS, ignore_eos=True)
+    length: dict[str, Any] = {"max_tokens": TOKENS // 4 if wide else TOKENS, "ignore_eos": True}
+    greedy = steering.Sampling(**length)
     directions = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     weights = (torch.ones(mllm.num_layers),) * 3
     vector = steering.SteeringVector("v", directions, *weights, tuple(range(2, mllm.num_layers)), mllm.fingerprint)
     sage = [steering.See(), steering.Generate()] if wide else [steering.See(), steering.Think(), steering.Generate()]
     observed = frozenset({"focus", "modality", "decay", "residual", "patches", "tam", "flags"})
-    kinds: dict[str, dict[str, object]] = {
+    kinds: dict[str, dict[str, Any]] = {
         "plain": {},
+        "sampled": {
+            "sampling": steering.Sampling(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05, **length)
+        },
         "steered": {"interventions": steering.Steer(vector, 0.1)},
         "readouts": {"diagnose": steering.Diagnose(observed)},
         "SAGE": {"interventions": steering.Sage(*sage)},
     }
 
-    def requests(count: int, **options: object) -> list[steering.Request]:
+    def requests(count: int, **options: Any) -> list[steering.Request]:
         chats = (
             [{"type": "image", "image": picture.rotate(7 * i)}, {"type": "text", "text": "What is this?" * (1 + i % 3)}]
             for i in range(count)
         )
-        return [steering.Request([{"role": "user", "content": chat}], sampling, **options) for chat in chats]
+        return [
+            steering.Request([{"role": "user", "content": chat}], **{"sampling": greedy, **options}) for chat in chats
+        ]
 
     for kind, options in kinds.items():
         for count in (1, 16):

@@ -1,4 +1,4 @@
-"""The cost of each registered intervention and readout beside the plain answer."""
+"""The cost of each registered intervention and readout, and of sampling, beside the plain greedy answer."""
 
 from __future__ import annotations
 
@@ -31,17 +31,24 @@ MADE: Mapping[str, Callable[[MLLM], InterventionSpec]] = {
 """Interventions whose defaults need vectors or a calibration, which a random model lacks, with their replacements."""
 
 
+SAMPLINGS: Mapping[str, Mapping[str, float]] = {
+    "temperature": {"temperature": 0.7},
+    "top_p": {"temperature": 0.7, "top_p": 0.9},
+    "top_k, top_p and repetition_penalty": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
+}
+"""The last are the defaults of some checkpoints."""
+
+
 def overhead(trial: Trial) -> Iterator[Gauge]:
     """Measure ratios to plain answers: of a step, of the time to the first token, and of the whole."""
     rows = max(trial.size.batches)
     engine = trial.engine(2 * rows)  # a contrast takes two slots
 
-    def run(intervention: InterventionSpec | None = None, diagnose: Diagnose | None = None) -> Clocked:
+    def run(**options: Any) -> Clocked:
         """Time requests after a first run, which makes everything made at first use, graphs too.
 
         The requests that an intervention depends on run before.
         """
-        options: dict[str, Any] = {"interventions": [intervention] if intervention else (), "diagnose": diagnose}
         first, timed = (
             [decide(engine, trial.ask(text=TEXT, picture=PICTURE, **options)) for _ in range(rows)] for _ in range(2)
         )
@@ -66,12 +73,17 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
 
 
 def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield each registered intervention and readout by name with a maker of request options; also all readouts together."""
+    """Yield each registered intervention, readout and kind of sampling by name, with a maker of request options.
+
+    All readouts together are among them.
+    """
     for name, (kind, _) in intervention.REGISTRY.items():
-        yield name, lambda name=name, kind=kind: {"intervention": with_defaults(name, kind, mllm)}  # type: ignore[misc]
+        yield name, lambda name=name, kind=kind: {"interventions": [with_defaults(name, kind, mllm)]}  # type: ignore[misc]
     for name in readout.REGISTRY:
         yield f"readout {name}", lambda name=name: {"diagnose": Diagnose(frozenset({name}))}  # type: ignore[misc]
     yield "every readout", lambda: {"diagnose": Diagnose(frozenset(readout.REGISTRY))}
+    for name, sampling in SAMPLINGS.items():
+        yield name, lambda sampling=sampling: {"sampling": sampling}  # type: ignore[misc]
 
 
 def with_defaults(name: str, kind: type[InterventionSpec], mllm: MLLM) -> InterventionSpec:

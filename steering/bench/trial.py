@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +57,17 @@ class Trial:
         interventions: Interventions = (),
         diagnose: Diagnose | None = None,
         tokens: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> Request:
-        """Return a request with `text` words (default: the shape's prompt) and a new picture of (columns, rows) tokens."""
+        """Return a request with `text` words (default: the shape's prompt) and a new picture of (columns, rows) tokens.
+
+        sampling: options of it, which is greedy by default.
+        """
         question = words(random.Random(), self.size.prompt if text is None else text)
         pictures = [] if picture is None else [noise((PATCH * picture[0], PATCH * picture[1]))]
         return Request(
             chat(question, *pictures),
-            Sampling(max_tokens=tokens or self.tokens, ignore_eos=True),
+            Sampling(max_tokens=tokens or self.tokens, ignore_eos=True, **sampling or {}),
             interventions=interventions,
             diagnose=diagnose,
         )

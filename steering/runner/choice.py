@@ -13,6 +13,7 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Slots
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
+from steering.triton.truncation import thresholds_kernel
 
 
 class Chooser:
@@ -22,6 +23,7 @@ class Chooser:
         self._ranks = mllm.ranks
         self._masks = Masks(mllm.vocab_size, mllm.device)
         self._rows = SamplerRows(slots, mllm.vocab_size, mllm.stop_ids, mllm.device)
+        thresholds_kernel(mllm.device)  # is compiled before the first answer
 
     def place(self, sequence: Sequence) -> None:
         """Write a sequence's settings, and its generated tokens, into its slot."""

@@ -14,6 +14,7 @@ import torch
 from steering.decoder.ranks import Ranks
 from steering.devices import fill_slot, to_device
 from steering.protocol.request import Sampling
+from steering.runner.truncation import Truncation, truncated
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Needs:
 
     sampling: bool
     truncation: bool
-    penalties: bool
+    repetition: bool
+    counts: bool
     bias: bool
     least: bool
     top_logprobs: int | None
@@ -41,14 +43,15 @@ class Needs:
         return cls(
             sampling=not all(s.greedy for s in settings),
             truncation=any(not s.greedy and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0) for s in settings),
-            penalties=any(s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty for s in settings),
+            repetition=any(s.repetition_penalty != 1 for s in settings),
+            counts=any(s.frequency_penalty or s.presence_penalty for s in settings),
             bias=any(s.logit_bias for s in settings),
             least=any(s.min_tokens for s in settings),
             top_logprobs=max(reported) if reported else 0 if scored else None,
         )
 
 
-NOTHING = Needs(False, False, False, False, False, None)
+NOTHING = Needs(False, False, False, False, False, False, None)
 
 
 class Read(NamedTuple):
@@ -137,37 +140,46 @@ class SamplerRows:
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
         self._shape = (slots, vocabulary)
         self._device = device
+        self._one = torch.ones(1, device=device)
         self.scalars = torch.zeros(slots, len(self._SCALARS), device=device)
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
         self.may_end = torch.zeros(slots, dtype=torch.int64, device=device)  # first position of an end
+        self.occurred: torch.Tensor | None = None  # True for tokens of the prompt and the answer
         self.generated: torch.Tensor | None = None  # count of each generated token
-        self.prompted: torch.Tensor | None = None  # True for tokens of the prompt
         self.bias: torch.Tensor | None = None
 
     def column(self, name: str, rows: slice | torch.Tensor) -> torch.Tensor:
         """Return one setting of some rows, (rows, 1)."""
         return self.scalars[rows, self._SCALARS.index(name), None]
 
+    def limits(self, rows: slice | torch.Tensor) -> Truncation:
+        """Return the truncation of some rows."""
+        return Truncation(self.top_k[rows, None], self.column("top_p", rows), self.column("min_p", rows))
+
     def place(self, slot: int, sampling: Sampling, seed: int, prompt: torch.Tensor, generated: torch.Tensor) -> None:
         """Write a sequence's settings into its slot. prompt, generated: token ids so far."""
+        if sampling.greedy:
+            sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
         self.scalars[slot] = to_device(
             torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS]), self.scalars
         )
-        if sampling.greedy:
-            self.column("temperature", slice(slot, slot + 1)).zero_()
         fill_slot(self.top_k, slot, sampling.top_k)
         fill_slot(self.seed, slot, seed)
         fill_slot(self.may_end, slot, len(prompt) + sampling.min_tokens)
         needs = Needs.of([sampling])
-        if needs.penalties and self.generated is None:
+        if needs.repetition and self.occurred is None:
+            self.occurred = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+        if needs.counts and self.generated is None:
             self.generated = torch.zeros(self._shape, device=self._device)
-            self.prompted = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         if needs.bias and self.bias is None:
             self.bias = torch.zeros(self._shape, device=self._device)
-        if self.generated is not None and self.prompted is not None:
-            self.generated[slot] = to_device(torch.bincount(generated, minlength=self._shape[1]), self.generated)
-            self.prompted[slot] = to_device(torch.bincount(prompt, minlength=self._shape[1]) > 0, self.prompted)
+        if self.occurred is not None:
+            tokens = to_device(torch.cat([prompt, generated]), self._device)
+            self.occurred[slot].zero_().index_fill_(0, tokens, True)
+        if self.generated is not None:
+            tokens = to_device(generated, self._device)
+            self.generated[slot].zero_().index_add_(0, tokens, self._one.expand(len(tokens)))
         if self.bias is not None:
             bias = torch.zeros(self._shape[1])
             bias[list(sampling.logit_bias)] = torch.tensor([*sampling.logit_bias.values()], dtype=bias.dtype)
@@ -175,14 +187,18 @@ class SamplerRows:
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's settings to another slot."""
-        for tensor in (self.scalars, self.top_k, self.seed, self.may_end, self.generated, self.prompted, self.bias):
+        for tensor in (self.scalars, self.top_k, self.seed, self.may_end, self.occurred, self.generated, self.bias):
             if tensor is not None:
                 tensor[target] = tensor[source]
 
     def count(self, rows: slice | torch.Tensor, tokens: torch.Tensor) -> None:
         """Count generated tokens (rows,) for the penalties."""
+        if self.occurred is None and self.generated is None:
+            return
+        index = torch.arange(self._shape[0], device=self._device)[rows]
+        if self.occurred is not None:
+            self.occurred.index_put_((index, tokens), self._one.bool())
         if self.generated is not None:
-            index = torch.arange(self._shape[0], device=self._device)[rows]
             self.generated[index, tokens] += 1
 
 
@@ -199,8 +215,10 @@ def sample(
     need it. The steps are in the order of transformers: penalties, bias, least length, temperature, top_k, top_p, min_p.
     """
     adjusted = logits
-    if needs.penalties:
-        adjusted = _penalise(adjusted, settings, rows)
+    if needs.repetition:
+        adjusted = _penalise_repetition(adjusted, settings, rows)
+    if needs.counts:
+        adjusted = _penalise_counts(adjusted, settings, rows)
     if needs.bias and settings.bias is not None:
         adjusted = adjusted + settings.bias[rows]
     if needs.least:
@@ -219,7 +237,7 @@ def sample(
         temperature = settings.column("temperature", rows)
         scaled = adjusted / torch.where(temperature > 0, temperature, 1.0)
         if needs.truncation:
-            scaled = _truncate(scaled, settings, rows)
+            scaled = truncated(scaled, settings.limits(rows))
         drawn = _draw(scaled, uniform(settings.seed[rows], positions))
         tokens = torch.where(temperature[:, 0] > 0, drawn, tokens)
     result = Sampled(tokens, finite)
@@ -232,36 +250,19 @@ def sample(
     return result
 
 
-def _penalise(logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor) -> torch.Tensor:
-    """Apply the repetition penalty (CTRL, section 4.1; prompt and answer), frequency and presence (OpenAI; answer)."""
+def _penalise_repetition(logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor) -> torch.Tensor:
+    """Apply the repetition penalty to the tokens of prompt and answer (CTRL, section 4.1)."""
+    assert settings.occurred is not None
+    penalty = settings.column("repetition_penalty", rows)
+    return torch.where(settings.occurred[rows], torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def _penalise_counts(logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor) -> torch.Tensor:
+    """Apply the frequency and presence penalties to the tokens of the answer (OpenAI)."""
     assert settings.generated is not None
-    assert settings.prompted is not None
     counts = settings.generated[rows]
-    repetition = settings.column("repetition_penalty", rows)
-    occurred = (counts > 0) | settings.prompted[rows]
-    logits = torch.where(occurred, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     logits = logits - settings.column("frequency_penalty", rows) * counts
     return logits - settings.column("presence_penalty", rows) * (counts > 0)
-
-
-def _truncate(scaled: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor) -> torch.Tensor:
-    """Set everything below each row's thresholds to -inf; the order of the vocabulary stays as it is."""
-    vocabulary = scaled.shape[-1]
-    ordered = scaled.sort(dim=-1, descending=True).values
-    top_k = settings.top_k[rows]
-    last = torch.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary) - 1
-    threshold = ordered.gather(1, last[:, None])
-    ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
-    probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # the first token is always kept
-    top_p = settings.column("top_p", rows)
-    selected = (before < top_p) | (top_p >= 1)  # rounded sums may reach 1 before the last token
-    selected[:, 0] = True
-    lowest = ordered.masked_fill(~selected, torch.inf).amin(-1, keepdim=True)
-    threshold = torch.maximum(threshold, lowest)
-    min_p = settings.column("min_p", rows)
-    relative = torch.where(min_p > 0, ordered[:, :1] + min_p.log(), -torch.inf)
-    return scaled.masked_fill(scaled < torch.maximum(threshold, relative), -torch.inf)
 
 
 def _draw(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,8 @@ def test_the_first_token_s_parts_are_the_whole() -> None:
 def test_every_intervention_and_every_readout_is_measured() -> None:
     rows = list(rows_of("overhead", TINY))
     names = {row.what for row in rows if row.unit == "of a plain step"}
-    assert names >= {*intervention.REGISTRY, *(f"readout {name}" for name in readout.REGISTRY), "every readout"}
+    readouts = {f"readout {name}" for name in readout.REGISTRY}
+    assert names >= {*intervention.REGISTRY, *readouts, "every readout", *extras.SAMPLINGS}
 
 
 def test_an_intervention_without_defaults_has_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

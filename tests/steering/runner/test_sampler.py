@@ -22,12 +22,13 @@ from steering.runner.sampler import (
     Sampled,
     SamplerRows,
     _draw,
-    _penalise,
-    _truncate,
+    _penalise_counts,
+    _penalise_repetition,
     answer_seed,
     sample,
     uniform,
 )
+from steering.runner.truncation import truncated
 
 VOCABULARY = 60
 STOPS = (7, 3)
@@ -92,7 +93,7 @@ def test_truncation_keeps_what_transformers_keeps(temperature: float) -> None:
     settings = [Sampling(temperature=temperature, **options) for options in TRUNCATIONS]
     for seed in range(20):
         rows, logits = plain_rows(settings, seed)
-        ours = _truncate(logits / temperature, rows, slice(0, len(settings)))
+        ours = truncated(logits / temperature, rows.limits(slice(0, len(settings))))
         for row, options in enumerate(TRUNCATIONS):
             theirs = logits[row : row + 1] / temperature
             for warper in (
@@ -110,7 +111,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     prompts, answers = [[1, 2, 2, 5]] * 4, [[], [5, 9], [9, 9, 1], [3]]
     settings = [Sampling(repetition_penalty=penalty) for penalty in penalties]
     logits = plain_rows(settings)[1]
-    ours = _penalise(logits, rows_of(settings, prompts, answers), slice(0, 4))
+    ours = _penalise_repetition(logits, rows_of(settings, prompts, answers), slice(0, 4))
     for row, penalty in enumerate(penalties):
         history = torch.tensor([prompts[row] + answers[row]])
         theirs = RepetitionPenaltyLogitsProcessor(penalty)(history, logits[row : row + 1].clone())
@@ -122,7 +123,7 @@ def test_frequency_and_presence_penalties_are_those_of_openai() -> None:
     settings = [Sampling(frequency_penalty=0.5, presence_penalty=0.25), Sampling(frequency_penalty=-1.0)]
     rows = rows_of(settings, [[1, 1, 4]] * 2, [[4, 4, 7]] * 2)
     logits = torch.zeros(2, VOCABULARY)
-    ours = _penalise(logits, rows, slice(0, 2))
+    ours = _penalise_counts(logits, rows, slice(0, 2))
     expected = torch.zeros(2, VOCABULARY)
     expected[0, 4], expected[0, 7] = -2 * 0.5 - 0.25, -0.5 - 0.25
     expected[1, 4], expected[1, 7] = 2.0, 1.0
@@ -219,8 +220,10 @@ def test_a_slot_keeps_nothing_of_its_predecessor() -> None:
         used.place(0, everything, 1, torch.tensor([5, 6]), torch.tensor([7, 7]))
         for rows in (used, fresh):
             rows.place(0, sampling, 2, torch.tensor([1]), torch.tensor([2]))
+        assert used.occurred is not None
+        assert used.occurred[0].nonzero()[:, 0].tolist() == [1, 2]
         needs = Needs.of([everything])  # as if a neighbour wanted all of it
-        for table in ("generated", "prompted", "bias"):
+        for table in ("generated", "occurred", "bias"):
             if getattr(fresh, table) is None:
                 setattr(fresh, table, torch.zeros_like(getattr(used, table)))
         for seed in range(10):
@@ -230,9 +233,6 @@ def test_a_slot_keeps_nothing_of_its_predecessor() -> None:
             )
             assert after_use.tokens.tolist() == unused.tokens.tolist()
         assert torch.equal(used.scalars, fresh.scalars)
-        if sampling.repetition_penalty != 1:
-            assert used.prompted is not None
-            assert used.prompted[0].nonzero()[:, 0].tolist() == [1]
         assert used.bias is not None
         assert used.bias[0].nonzero()[:, 0].tolist() == list(sampling.logit_bias)
 

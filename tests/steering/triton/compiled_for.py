@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from steering.triton import triton_attention, triton_ops
+from steering.triton import triton_attention, triton_ops, triton_truncation
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
@@ -138,6 +138,9 @@ def main() -> None:
             assert stack <= SPILLED or dtype not in HALF, "registers spill"  # noqa: B023
 
         with compiling(capability, note):
+            label, dtype = "truncation", torch.float32
+            ones = torch.ones(3, 1)
+            triton_truncation.thresholds(torch.zeros(3, 151_936), ones.long(), ones, ones)
             for dtype in (torch.bfloat16, torch.float32):
                 label = str(dtype)
                 launch_ops(dtype)

@@ -13,7 +13,8 @@ from transformers.models.gemma3 import modeling_gemma3 as gemma
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 
 from steering.cpu.kernels.looks import enhanced
-from steering.triton import fusing, triton_attention, triton_ops
+from steering.runner.truncation import Truncation, _thresholds
+from steering.triton import fusing, triton_attention, triton_ops, triton_truncation, truncation
 from steering.triton.triton_attention import Bias, Enhancement, decode_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,6 +32,17 @@ CASES = (
     (None, 5.0, "gains", False),
 )
 """Window, soft cap, what changes scores, whether weights are enhanced."""
+LIMITS = (
+    (0, 1.0, 0.0),
+    (5, 1.0, 0.0),
+    (0, 0.9, 0.0),
+    (0, 0.05, 0.0),
+    (0, 1.0, 0.1),
+    (20, 0.8, 0.0),
+    (20, 0.8, 0.3),
+    (10_000, 0.99, 0.001),
+)
+"""The top_k, top_p and min_p of rows."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -213,8 +225,25 @@ def check_ops(dtype: torch.dtype) -> None:
     print("ops", dtype, flush=True)
 
 
+def check_truncation() -> None:
+    """Check that rows keep the tokens that sorting keeps, ties, forbidden tokens and rows that keep everything included."""
+    assert truncation.is_right(triton_truncation.thresholds, torch.device(DEVICE))
+    for vocabulary in (37, 1024, 2500):
+        limits = Truncation(*torch.tensor(LIMITS, device=DEVICE).T[:, :, None])
+        limits = limits._replace(top_k=limits.top_k.long())
+        logits = 3 * draw(len(LIMITS), vocabulary)
+        for scaled in (logits, logits.round(), logits.masked_fill(logits < 3, -torch.inf), logits - 500):
+            least = triton_truncation.thresholds(scaled, *limits)
+            ours = scaled.masked_fill(scaled < least, -torch.inf)
+            expected = _thresholds(scaled, limits, [vocabulary])
+            assert torch.equal(ours, scaled.masked_fill(scaled < expected, -torch.inf)), (vocabulary, least, expected)
+    print("truncation", flush=True)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
+    if len(sys.argv) == 1:
+        check_truncation()
     assert triton_attention.splits_of(4, 8192, 132) == (66, 32)
     for kind in DTYPES:
         if len(sys.argv) == 1 or str(kind) in sys.argv:

@@ -1,0 +1,90 @@
+"""Truncation keeps the tokens that transformers keeps, whatever number of candidates tells which these are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from steering.protocol.request import Sampling
+from steering.runner import truncation
+from steering.runner.sampler import SamplerRows
+from steering.runner.truncation import Truncation, truncated
+
+VOCABULARY = 20_000
+LIMITS = (
+    (0, 1.0, 0.0), (1, 1.0, 0.0), (256, 1.0, 0.0), (257, 1.0, 0.0), (9000, 1.0, 0.0), (30_000, 1.0, 0.0),
+    (0, 0.5, 0.0), (0, 0.9, 0.0), (0, 0.999, 0.0), (0, 1.0, 0.02), (20, 0.8, 0.0), (300, 0.8, 0.0), (8192, 0.99, 0.01),
+)  # fmt: skip
+"""The top_k, top_p and min_p of rows."""
+
+
+def limits() -> Truncation:
+    top_k, top_p, min_p = (torch.tensor(part)[:, None] for part in zip(*LIMITS, strict=True))
+    return Truncation(top_k, top_p, min_p)
+
+
+def by_transformers(scaled: torch.Tensor) -> torch.Tensor:
+    ids, rows = torch.zeros(1, 0, dtype=torch.int64), []
+    for row, (top_k, top_p, min_p) in zip(scaled.double(), LIMITS, strict=True):  # in float32 its sums are rounded
+        kept = row[None]
+        if top_k:
+            kept = TopKLogitsWarper(top_k)(ids, kept)
+        if top_p < 1:
+            kept = TopPLogitsWarper(top_p)(ids, kept)
+        if min_p:
+            kept = MinPLogitsWarper(min_p)(ids, kept)
+        rows.append(kept)
+    return torch.cat(rows).isfinite()
+
+
+def logits(kind: str) -> torch.Tensor:
+    drawn = torch.randn(len(LIMITS), VOCABULARY, generator=torch.Generator().manual_seed(1))
+    return {
+        "flat": drawn,
+        "peaked": 6 * drawn,
+        "ties": (4 * drawn).round(),
+        "few": drawn.masked_fill(drawn < 2.5, -torch.inf),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "few"])
+def test_the_tokens_that_transformers_keeps_are_kept(kind: str) -> None:
+    scaled = logits(kind)
+    ours, theirs = truncated(scaled, limits()), by_transformers(scaled)
+    if kind == "ties":  # of tokens of equal logits, transformers' top_p keeps some, in no order
+        theirs = scaled >= scaled.masked_fill(~theirs, torch.inf).amin(-1, keepdim=True)
+    assert torch.equal(ours.isfinite(), theirs)
+    assert torch.equal(ours[ours.isfinite()], scaled[ours.isfinite()])
+
+
+def test_a_row_is_truncated_as_if_it_were_alone() -> None:
+    scaled = logits("peaked")
+    together = truncated(scaled, limits())
+    for row in range(len(LIMITS)):
+        alone = torch.tensor([row])
+        assert torch.equal(truncated(scaled[alone], limits().of(alone))[0], together[row])
+
+
+def test_only_rows_that_few_candidates_do_not_settle_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    among = truncation._among
+
+    def counted(ordered: torch.Tensor, scaled: torch.Tensor, limits: Truncation) -> tuple[torch.Tensor, torch.Tensor]:
+        tried.append(tuple(ordered.shape))
+        return among(ordered, scaled, limits)
+
+    monkeypatch.setattr(truncation, "_among", counted)
+    truncated(logits("peaked")[:4], limits().of(torch.arange(4)))
+    assert tried == [(4, 256), (1, 8192)], "one keeps 257 tokens"
+    tried.clear()
+    truncated(logits("flat"), limits())
+    assert [shape[1] for shape in tried] == [256, 8192, VOCABULARY]
+    assert len(LIMITS) > tried[1][0] > tried[2][0] > 0
+
+
+def test_a_greedy_row_is_not_truncated() -> None:
+    rows = SamplerRows(1, VOCABULARY, [0], torch.device("cpu"))
+    nothing = torch.zeros(0, dtype=torch.int64)
+    rows.place(0, Sampling(temperature=0, top_p=0.5, top_k=300, min_p=0.5), 0, nothing, nothing)
+    assert [float(limit) for limit in rows.limits(slice(0, 1))] == [0, 1, 0]
