@@ -14,7 +14,7 @@ from benchmarks.models import Workload
 from steering import Diagnose, Generate, Grammar, Request, Sage, Sampling, See, Steer, Think
 from steering.bench.asking import chat, words
 from steering.core.compilation import pays
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 from steering.protocol.readout import REGISTRY
 from steering.runner import columns
 

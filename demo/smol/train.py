@@ -25,7 +25,7 @@ from demo.smol.model import build, export, find_weights, load_adapter, trained
 from demo.smol.questions import KINDS, YES_NO, AskedScene, draw, encode
 from demo.training.record import Log
 from demo.training.train import only_run, save_atomically
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 
 CARD = """\
 ---

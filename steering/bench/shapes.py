@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 from steering.decoder import attention
 from steering.model.checkpoint import embedded
 from steering.model.mllm import MLLM, fingerprint_of
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
 PATCH = 28

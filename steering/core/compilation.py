@@ -16,7 +16,7 @@ from steering.accel.backend import Backend, Preparation, State, cpu_can_compile,
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
-from steering.model.pixels import picture
+from steering.model.processing.pixels import picture
 from steering.protocol import intervention
 from steering.protocol.intervention_spec import Options
 from steering.protocol.readout import Diagnose

@@ -13,7 +13,7 @@ from steering.cpu.packing import PackedWeights
 from steering.cpu.step import STEPS, PackedStep, Variant, constants
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
-from steering.model.pixels import picture
+from steering.model.processing.pixels import picture
 from steering.prompt.layout import build_prompt
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence, Spec, State

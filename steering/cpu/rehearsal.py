@@ -92,7 +92,7 @@ def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
     flipped = replace(
         first, tensors={name: tensor.flip(0) if name == PIXELS else tensor for name, tensor in first.tensors.items()}
     )
-    return [first.tensors, joined([first, flipped, flipped])]
+    return [joined([first]), joined([first, flipped, flipped])]
 
 
 def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:

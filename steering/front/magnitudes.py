@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from steering.front.client import Client
-from steering.model.pixels import picture
+from steering.model.processing.pixels import picture
 from steering.protocol.request import Request, Sampling
 
 

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 
 from steering.errors import RequestError
-from steering.model.images import Picture
+from steering.model.images import PIXELS, Picture
 from steering.model.mllm import MLLM
 from steering.prompt.chat import context_parts, without_images
 from steering.prompt.layout import Prompt, build_prompt
@@ -88,8 +88,8 @@ class Vcd(WeightedContrast):
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         frames = getattr(mllm.processor.image_processor, "temporal_patch_size", 1)
         pictures = tuple(noised(picture, self.step, frames) for picture in prompt.pictures)
-        pixels = torch.cat([picture.tensors["pixel_values"] for picture in pictures])
-        return replace(prompt, inputs={**prompt.inputs, "pixel_values": pixels}, pictures=pictures)
+        pixels = torch.cat([picture.read(PIXELS) for picture in pictures])
+        return replace(prompt, inputs={**prompt.inputs, PIXELS: pixels}, pictures=pictures)
 
 
 class Icd(WeightedContrast):
@@ -162,7 +162,7 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     Where a processor repeats a still picture for `frames` frames, (patches, channels * frames * ...), all frames have the
     same noise.
     """
-    pixels = picture.tensors["pixel_values"]
+    pixels = picture.read(PIXELS)
     generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
     signal, added = diffusion(step)
     shape, still = pixels.shape, pixels.ndim == 2 and frames > 1
@@ -171,7 +171,7 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     noise = torch.randn(shape, generator=generator).to(pixels.dtype)
     if still:
         noise = noise.expand(-1, -1, frames, -1).reshape(pixels.shape)
-    return Picture.of({**picture.tensors, "pixel_values": signal * pixels + added * noise})
+    return Picture.of({**picture.tensors, PIXELS: signal * pixels + added * noise})
 
 
 def _replace_system(messages: Messages, instruction: str) -> list[dict[str, Any]]:

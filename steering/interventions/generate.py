@@ -147,9 +147,10 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
 
 def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan]) -> bool:
     """Return whether image tokens are rectangles of one picture in the processor's tensors, rather than of tiles."""
+    if "image_grid_thw" in inputs:
+        return True
     pixels = inputs["pixel_values"]
-    separable = pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
-    return "image_grid_thw" in inputs or separable
+    return pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
 
 
 def masked_pixels(

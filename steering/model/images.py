@@ -7,18 +7,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.utils import ModelOutput
 
+from steering.devices import to_device
 from steering.form import MixedForms, OneForm
+from steering.vision.geometry import GRID
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Processor outputs with one value a token; everything else describes the images."""
 
 PIXELS = "pixel_values"
 """The prefix of the names of processor outputs that are pixels."""
+
+CPU = torch.device("cpu")
 
 BLANKS = 4096
 """The number of pictures whose feature sizes are remembered."""
@@ -83,36 +87,59 @@ KeptFeatures = PictureFeatures | Features
 """An entry of the cache: the features of a picture, or of all pictures of a prompt where they cannot be separated."""
 
 
+class PixelTable(NamedTuple):
+    """The pixels that a processor makes of bytes, (channels, 256), the same for each of so many frames."""
+
+    values: torch.Tensor
+    frames: int
+
+    def pixels(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return the processor's pixels (patches, channels * frames * n) of raw ones (patches, channels, n)."""
+        tables = self.values.to(raw.device)
+        channels = [
+            table.index_select(0, part.flatten().int()).view(part.shape)
+            for table, part in zip(tables, raw.unbind(1), strict=True)
+        ]
+        return torch.stack(channels, 1)[:, :, None].expand(-1, -1, self.frames, -1).flatten(1)
+
+
 @dataclass(frozen=True)
 class Picture:
-    """The processor's tensors of one image, or of one tile.
+    """The processor's tensors of one image, or of one tile, on the CPU.
 
-    key: a hash of the tensors, which are on the CPU.
+    key: a hash of the tensors. table: where pixels are raw, bytes (patches, channels, n), the table of the processor's own.
     """
 
     key: bytes
     tensors: Mapping[str, torch.Tensor]
+    table: PixelTable | None = None
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Picture:
+    def of(cls, tensors: Mapping[str, torch.Tensor], table: PixelTable | None = None) -> Picture:
         hasher = hashlib.sha256()
         for name in sorted(tensors):
             value = tensors[name].contiguous()
             hasher.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             hasher.update(value.flatten().view(torch.uint8).numpy().data)
-        return cls(hasher.digest(), tensors)
+        return cls(hasher.digest(), tensors, table)
 
     @classmethod
     def join(cls, pictures: Iterable[Picture]) -> Picture:
         """Join several pictures into one that is encoded and cached as a whole."""
         pictures = list(pictures)
         key = hashlib.sha256(b"".join(picture.key for picture in pictures)).digest()
-        return pictures[0] if len(pictures) == 1 else cls(key, joined(pictures))
+        return pictures[0] if len(pictures) == 1 else cls(key, dict(joined(pictures)))
+
+    def read(self, name: str, device: torch.device = CPU) -> torch.Tensor:
+        """Return a tensor of the processor on a device, on which pixels are made of raw ones."""
+        tensor = to_device(self.tensors[name], device)
+        return tensor if self.table is None or name != PIXELS else self.table.pixels(tensor)
 
     @property
     def values(self) -> int:
         """The number of its colour values, those of padding included."""
-        return sum(value.numel() for name, value in self.tensors.items() if name.startswith(PIXELS))
+        frames = 1 if self.table is None else self.table.frames
+        return frames * sum(value.numel() for name, value in self.tensors.items() if name.startswith(PIXELS))
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -120,9 +147,14 @@ class Picture:
         return tuple((name, value.dtype, *value.shape[1:]) for name, value in sorted(self.tensors.items()))
 
 
-def joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+def joined(pictures: Sequence[Picture]) -> Inputs:
     """Return the processor's tensors of several pictures, the inverse of `divide`."""
-    return dict(Inputs({}, pictures))
+    return Inputs({}, pictures)
+
+
+def on_device(inputs: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor:
+    """Return a tensor of a processor on a device."""
+    return inputs.on(name, device) if isinstance(inputs, Inputs) else to_device(inputs[name], device)
 
 
 class Inputs(Mapping[str, torch.Tensor]):
@@ -139,9 +171,15 @@ class Inputs(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._tensors and name in self._names:
-            parts = [picture.tensors[name] for picture in self._pictures]
-            self._tensors[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._tensors[name] = self.on(name, CPU)
         return self._tensors[name]
+
+    def on(self, name: str, device: torch.device) -> torch.Tensor:
+        """Return a tensor on a device, on which pixels are made of raw ones."""
+        if name in self._tensors:
+            return to_device(self._tensors[name], device)
+        parts = [picture.read(name, device) for picture in self._pictures]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -159,7 +197,7 @@ def divide(inputs: Mapping[str, torch.Tensor]) -> tuple[Picture, ...]:
     tensors = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
     if not tensors:
         return ()
-    grids = tensors.get("image_grid_thw")
+    grids = tensors.get(GRID)
     sizes = [1] * min(len(value) for value in tensors.values()) if grids is None else grids.prod(-1).tolist()
     parts: dict[str, Sequence[torch.Tensor]] = {}
     for name, value in tensors.items():

@@ -30,7 +30,7 @@ from steering.model import calibration
 from steering.model.chat.template_file import read_template, set_template
 from steering.model.checkpoint import embedded, located
 from steering.model.mllm import MLLM, Quantization, Source
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be loaded as, besides "auto"."""

@@ -31,9 +31,9 @@ from steering.model.checkpoint import generation_defaults_of, settings_of
 from steering.model.embedded import Embedded, Overlay
 from steering.model.following.additions import Additions
 from steering.model.following.head import OutputHead
-from steering.model.images import PIXELS
-from steering.model.pixels import PixelBounds
-from steering.model.seen import SeenPictures
+from steering.model.images import PIXELS, on_device
+from steering.model.processing.pixels import PixelBounds
+from steering.model.processing.seen import SeenPictures
 from steering.triton import fusing
 from steering.triton.attended import DecodeFunction
 from steering.triton.attention import decode_kernel
@@ -331,7 +331,7 @@ class MLLM:
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         """Encode images, given as the processor's tensors, and return the result of the wrapper's `get_image_features`."""
         arguments: dict[str, Any] = {
-            name: to_device(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
+            name: on_device(pictures, name, self.device) for name in pictures if name in self._feature_arguments
         }
         with self._geometry.on_the_host(pictures, self.device) as inputs:
             return self.model.model.get_image_features(**arguments, **inputs, return_dict=True)

@@ -21,7 +21,7 @@ from steering.errors import RequestError, UnsupportedModel
 from steering.forwards import own_forwards
 from steering.model.calibration import Calibration
 from steering.model.mllm import MLLM
-from steering.model.pixels import picture
+from steering.model.processing.pixels import picture
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots

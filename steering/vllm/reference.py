@@ -28,7 +28,7 @@ from steering.front.magnitudes import magnitudes
 from steering.messages import serialization
 from steering.model.loading import load
 from steering.model.mllm import MLLM
-from steering.model.pixels import picture
+from steering.model.processing.pixels import picture
 from steering.prompt.layout import Prompt, build_prompt
 from steering.runner.selfcheck import plain
 from steering.vectors.vector import SteeringVector

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 from tests import families
 
 Messages = list[dict[str, Any]]

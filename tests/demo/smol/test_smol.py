@@ -26,7 +26,7 @@ from demo.world.conflicts import conflict_samples
 from probes.answering.engine import InProcess
 from probes.conflicts.shares import Outcome
 from steering import Engine, load
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 
 
 @pytest.fixture(scope="module")

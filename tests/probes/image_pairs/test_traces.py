@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText
 
 import steering
 from probes.image_pairs.traces import Trace, alike, divergence, faithfulness, traces
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 
 CHAT = [
     {

@@ -16,7 +16,7 @@ import steering
 from probes.conflicts import samples as mc2
 from probes.vector import build as module
 from probes.vector.build import Recipe, build, grow
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 from tests import families
 from tests.probes.conftest import make_samples
 from tests.probes.vector.watched import Watched, same

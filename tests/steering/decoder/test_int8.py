@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 import steering
 from steering import Engine, Request, Sampling, See, UnsupportedModel
 from steering.decoder.int8 import Int8Linear, narrow, prepare
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 from steering.runner import selfcheck
 from tests import families
 

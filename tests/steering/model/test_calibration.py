@@ -14,7 +14,7 @@ import torch
 import steering
 from steering import Request, RequestError, Sage, Sampling, Think, UnsupportedModel
 from steering.model.calibration import FILE, Calibration
-from steering.model.pixels import picture
+from steering.model.processing.pixels import picture
 from steering.model.thresholds import Thresholds
 from tests import families
 

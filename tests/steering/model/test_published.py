@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steering.model.pixels import PixelBounds
+from steering.model.processing.pixels import PixelBounds
 from tests.families.published.repositories import PUBLISHED
 from tests.families.published.table import PAGE, row
 

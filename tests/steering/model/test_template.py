@@ -10,7 +10,7 @@ import pytest
 
 import steering
 from steering import Request, Sampling, UnsupportedModel
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.chats import image, text

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 import steering
-from steering.model.seen import CAPACITY
+from steering.model.processing.raw_pixels import RawPixels
+from steering.model.processing.seen import CAPACITY
 from steering.prompt.layout import Prompt, build_prompt
 from tests import families
 from tests.steering.conftest import LoadMLLM
@@ -26,18 +27,17 @@ def mllm(root: Path) -> steering.MLLM:
 
 
 @pytest.fixture
-def processed(mllm: steering.MLLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of pictures in each call of transformers' own processor."""
-    counts: list[int] = []
-    plain = type(mllm.processor.image_processor).__mro__[1]
-    real = plain.preprocess
+def processed(monkeypatch: pytest.MonkeyPatch) -> list[Image.Image]:
+    """Record the pictures that are processed."""
+    pictures: list[Image.Image] = []
+    real = RawPixels.picture
 
-    def preprocess(self_: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
-        counts.append(len(images) if isinstance(images, list) else 1)
-        return real(self_, images, *args, **kwargs)
+    def record(self_: RawPixels, image: Image.Image, arguments: Any) -> Any:
+        pictures.append(image)
+        return real(self_, image, arguments)
 
-    monkeypatch.setattr(plain, "preprocess", preprocess)
-    return counts
+    monkeypatch.setattr(RawPixels, "picture", record)
+    return pictures
 
 
 def picture(shade: int, size: tuple[int, int] = (84, 56)) -> Image.Image:
@@ -51,9 +51,10 @@ def chat(*pictures: Image.Image, **bounds: int) -> list[dict[str, Any]]:
 
 def same(first: Prompt, second: Prompt) -> bool:
     assert first.inputs.keys() == second.inputs.keys()
-    assert [picture.key for picture in first.pictures] == [picture.key for picture in second.pictures]
     for a, b in zip(first.pictures, second.pictures, strict=True):
-        assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors.keys() | b.tensors.keys())
+        assert a.tensors.keys() == b.tensors.keys()
+        assert a.values == b.values
+        assert all(torch.equal(a.read(name), b.read(name)) for name in a.tensors)
     return all(torch.equal(value, second.inputs[name]) for name, value in first.inputs.items())
 
 
@@ -69,19 +70,22 @@ def test_a_prompt_with_cached_pictures_is_the_same(
     with monkeypatch.context() as patched:  # as transformers has it
         patched.setattr(mllm.processor.image_processor, "__class__", type(mllm.processor.image_processor).__mro__[1])
         plain = [build_prompt(mllm, messages) for messages in chats]
+    keys = []
     for _ in range(2):
-        for messages, prompt in zip(chats, plain, strict=True):
-            assert same(build_prompt(mllm, messages), prompt)
+        prompts = [build_prompt(mllm, messages) for messages in chats]
+        assert all(map(same, prompts, plain))
+        keys.append([picture.key for prompt in prompts for picture in prompt.pictures])
+    assert keys[0] == keys[1]
     before = mllm.seen.hits, mllm.seen.misses
     for messages in chats:
         build_prompt(mllm, messages)
     assert (mllm.seen.hits - before[0], mllm.seen.misses - before[1]) == (6 if family in SEVERAL else 1, 0)
 
 
-def test_each_picture_is_processed_once(mllm: steering.MLLM, processed: list[int]) -> None:
+def test_each_picture_is_processed_once(mllm: steering.MLLM, processed: list[Image.Image]) -> None:
     first = build_prompt(mllm, chat(picture(0), picture(1), picture(0)))
     again = build_prompt(mllm, chat(picture(1), picture(2)))
-    assert processed == [1, 1, 1]
+    assert processed == [picture(0), picture(1), picture(2)]
     assert first.pictures[0] is first.pictures[2]
     assert again.pictures[0] is first.pictures[1]
     cached = [*first.pictures[:2], again.pictures[1]]
@@ -106,7 +110,7 @@ def test_pixels_sizes_and_bounds_are_told_apart(mllm: steering.MLLM) -> None:
     assert [build_prompt(mllm, chat(size)).layout.images[0].grid for size in black] == [(4, 3), (3, 4)]
 
 
-def test_the_least_recently_used_is_let_go_first(mllm: steering.MLLM, processed: list[int]) -> None:
+def test_the_least_recently_used_is_let_go_first(mllm: steering.MLLM, processed: list[Image.Image]) -> None:
     build_prompt(mllm, chat(picture(0)))
     mllm.seen.capacity = 2 * mllm.seen.bytes
     for shade in (1, 0, 2, 0, 1):  # 2 takes the place of 1, which takes that of 2
@@ -133,12 +137,16 @@ def test_pictures_with_palettes_are_not_cached(mllm: steering.MLLM) -> None:
 
 
 def test_other_calls_of_the_processor_bypass_the_cache(
-    mllm: steering.MLLM, processed: list[int], tmp_path: Path
+    mllm: steering.MLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     build_prompt(mllm, chat(picture(0)))
+    calls: list[Any] = []
+    plain = type(mllm.processor.image_processor).__mro__[1]
+    real = plain.preprocess
+    monkeypatch.setattr(plain, "preprocess", lambda *args, **kwargs: calls.append(args) or real(*args, **kwargs))
     for _ in range(2):
         assert mllm.processor.image_processor(picture(0), return_tensors="np")["pixel_values"].shape == (48, 294)
-    assert len(processed) == 3
+    assert len(calls) == 2
     with pytest.raises(ValueError, match="image"):
         mllm.processor.image_processor("a text")
     mllm.processor.save_pretrained(tmp_path)

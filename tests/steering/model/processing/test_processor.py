@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForImageTextToText, BatchFeature
 from transformers.utils.import_utils import is_torchvision_available
 
-from steering.model.processor import load_processor
+from steering.model.processing.processor import load_processor
 from tests import families
 
 EVERY = families.FAMILIES + families.UNSUPPORTED

@@ -14,6 +14,8 @@ from transformers import BatchFeature
 
 from steering.lru import ByteBoundedLRU
 from steering.model.images import PIXELS, Picture
+from steering.model.processing.raw_pixels import RawPixels
+from steering.vision.geometry import GRID
 
 CAPACITY = 256 * 2**20
 """The default capacity in bytes."""
@@ -36,7 +38,7 @@ class SeenPictures(ByteBoundedLRU[Any]):
         self._noted = threading.local()
         images = getattr(processor, "image_processor", None)
         if images is not None:
-            self._apart = "image_grid_thw" in getattr(images, "model_input_names", ())
+            self._apart = GRID in getattr(images, "model_input_names", ())
             self._ask_first(images)
 
     def stats(self) -> dict[str, int]:
@@ -57,6 +59,7 @@ class SeenPictures(ByteBoundedLRU[Any]):
 
     def _ask_first(self, images: Any) -> None:
         plain = type(images)
+        raw = RawPixels(images, plain.__call__)
 
         def called(processor: Any, images_given: Any, *args: Any, **kwargs: Any) -> BatchFeature:
             noted, flat = getattr(self._noted, "pictures", None), _flat(images_given)
@@ -71,9 +74,11 @@ class SeenPictures(ByteBoundedLRU[Any]):
 
             if not self._apart:
                 return BatchFeature(self._process_once(settings, flat, lambda _: processed(images_given)))
-            pictures = [
-                self._process_once(settings, [image], lambda alone: Picture.of(processed(alone))) for image in flat
-            ]
+
+            def alone(images: list[Image.Image]) -> Picture:
+                return raw.picture(images[0], kwargs) or Picture.of(processed(images))
+
+            pictures = [self._process_once(settings, [image], alone) for image in flat]
             noted += pictures
             return BatchFeature(
                 {name: _together(name, [picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
