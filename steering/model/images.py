@@ -95,7 +95,7 @@ class PixelTable(NamedTuple):
 
     def pixels(self, raw: torch.Tensor) -> torch.Tensor:
         """Return the processor's pixels (patches, channels * frames * n) of raw ones (patches, channels, n)."""
-        tables = self.values.to(raw.device)
+        tables = to_device(self.values, raw.device)
         channels = [
             table.index_select(0, part.flatten().int()).view(part.shape)
             for table, part in zip(tables, raw.unbind(1), strict=True)
