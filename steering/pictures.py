@@ -27,10 +27,10 @@ def opened(source: str | Path | bytes) -> Image.Image:
 def upright_rgb(image: Image.Image) -> Image.Image:
     """Return the first frame as RGB, turned as its EXIF data says, transparency flattened on white.
 
-    Nothing else of its file is kept, whose profiles and texts may be megabytes.
+    Nothing else of its file is kept, whose profiles and texts may be megabytes. The image itself may be turned.
     """
     with contextlib.suppress(Exception):  # a picture with damaged EXIF data is still a picture
-        image = ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies each image
     if image.mode.startswith("I;16"):  # Pillow would clip 16-bit grey to 255 instead of scaling it
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:

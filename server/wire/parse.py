@@ -55,10 +55,12 @@ def checked(value: dict[str, Any], model: type[Body], parts: int | None = None) 
 
 def _values(body: bytes) -> int:
     """Return the approximate number of values in a JSON text: the number of commas outside of strings."""
-    strings = body.count(b'"') - body.count(b'\\"')
+    # Looking for one byte is a hundred times faster than counting two, and images are megabytes.
+    strings = body.count(b'"') - (body.count(b'\\"') if b"\\" in body else 0)
     if strings > 4 * MAX_VALUES:
         return strings // 4
-    return body.count(b",") if body.count(b",") <= MAX_VALUES else _STRING.sub(b"", body).count(b",")
+    commas = body.count(b",")
+    return commas if commas <= MAX_VALUES else _STRING.sub(b"", body).count(b",")
 
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
