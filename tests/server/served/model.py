@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import steering
+from steering.cpu.packages.store import default_folder
 from steering.model.calibration import FILE, SHARES, Calibration
 from tests.families import build
 from tests.families.calling import KINDS, template
@@ -18,6 +19,8 @@ FAMILY = "qwen2_vl"
 """Family of the model that is served; its vision encoder is compiled, too."""
 LAYERS = 2
 VECTOR = "modality-preference"
+KEPT = default_folder().parent / "compiled-by-tests"
+"""Folder that keeps compiled steps between runs of the suite: they depend on the source of what they compute."""
 
 
 def served_model(folder: Path, tame: float = 2.0) -> Path:

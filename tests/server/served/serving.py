@@ -25,18 +25,17 @@ import steering
 from server.app import create_app
 from server.settings import Settings
 from steering.cpu import compiling
-from steering.cpu.packages.store import _digest, default_folder
+from steering.cpu.packages.store import _digest
 from steering.cpu.start import VARIANTS
 from steering.cpu.steps import CompiledSteps
 from tests.server.process.servers import Server
 from tests.server.served.answers import Answer
 from tests.server.served.kinds import Kind, Pictures
+from tests.server.served.model import KEPT
 from tests.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 NAME = "served"
-KEPT = default_folder().parent / "compiled-by-tests"
-"""Folder that keeps compiled steps between runs of the suite: they depend on the source of what they compute."""
 IMPATIENT = Path(__file__).parent / "impatient"
 """Folder whose `sitecustomize.py` lets compiling run beside tests, not behind them."""
 READY = 300

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +15,11 @@ from PIL import Image
 import steering
 from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd
 from steering.cpu import compiling, start
-from steering.cpu.keys import surroundings
 from steering.cpu.packages import team
-from steering.cpu.packages.store import default_folder
 from steering.cpu.step import Variant
 from tests.families import build
+from tests.families.calling import KINDS
+from tests.server.served.model import FAMILY, KEPT, LAYERS
 from tests.steering.interventions.pushes import unit_vector
 
 VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
@@ -31,14 +28,9 @@ VARIANTS += [Variant("pictures")]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """Return the folder where compiled steps are kept between runs of the suite, until their dependencies change."""
-    every = default_folder().parent / "compiled-by-tests-of-the-engine"
-    digest = hashlib.sha256(json.dumps(surroundings(), sort_keys=True).encode()).hexdigest()[:16]
-    for stored in every.glob("*"):
-        if stored.name != digest:
-            shutil.rmtree(stored, ignore_errors=True)
-    (every / digest).mkdir(mode=0o700, parents=True, exist_ok=True)
-    return every / digest
+    """Return the folder where compiled steps are kept between runs of the suite, those of the server's tests among them."""
+    KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return KEPT
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +52,9 @@ def few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def mllm(root: Path) -> MLLM:
-    """Load a model of few layers: the time of compiling grows with their number."""
-    return steering.load(build("qwen2_vl", root / "short", layers=2), device="cpu")
+    """Load a model of few layers, with the shapes of the one that the server's tests compile: so its steps are theirs."""
+    _, _, specials = KINDS["hermes"]
+    return steering.load(build(FAMILY, root / "short", specials=specials, layers=LAYERS), device="cpu")
 
 
 @pytest.fixture(scope="module")
