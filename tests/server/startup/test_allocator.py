@@ -52,15 +52,15 @@ kept = []
 file = io.BytesIO()
 Image.new("RGB", (3500, 3500)).save(file, "PNG", compress_level=1)
 before = resident()
-threads = [threading.Thread(target=decode) for _ in range(16)]
+threads = [threading.Thread(target=decode) for _ in range(8)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
 print(resident() - before)
 """
-LIMIT = 300
-"""MB; measured are 20 or less, and 1,000 where nothing is set."""
+LIMIT = 150
+"""MB; measured are 20 or less, and 500 where nothing is set."""
 
 
 def grown(begin: str, **environ: str) -> int:
