@@ -36,7 +36,7 @@ SAMPLINGS: Mapping[str, Mapping[str, float]] = {
     "top_p": {"temperature": 0.7, "top_p": 0.9},
     "top_k, top_p and repetition_penalty": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
 }
-"""The last are the defaults of some checkpoints."""
+"""Options of sampling, by the name of their row; the last are the defaults of some checkpoints."""
 
 
 def overhead(trial: Trial) -> Iterator[Gauge]:

@@ -89,7 +89,8 @@ class Vcd(WeightedContrast):
         frames = getattr(mllm.processor.image_processor, "temporal_patch_size", 1)
         pictures = tuple(noised(picture, self.step, frames) for picture in prompt.pictures)
         pixels = torch.cat([picture.read(PIXELS) for picture in pictures])
-        return replace(prompt, inputs={**prompt.inputs, PIXELS: pixels}, pictures=pictures)
+        others = {name: prompt.inputs[name] for name in prompt.inputs if name != PIXELS}
+        return replace(prompt, inputs={**others, PIXELS: pixels}, pictures=pictures)
 
 
 class Icd(WeightedContrast):
@@ -162,7 +163,8 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     Where a processor repeats a still picture for `frames` frames, (patches, channels * frames * ...), all frames have the
     same noise.
     """
-    pixels = picture.read(PIXELS)
+    picture = picture.processed
+    pixels = picture.tensors[PIXELS]
     generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
     signal, added = diffusion(step)
     shape, still = pixels.shape, pixels.ndim == 2 and frames > 1

@@ -88,7 +88,7 @@ KeptFeatures = PictureFeatures | Features
 
 
 class PixelTable(NamedTuple):
-    """The pixels that a processor makes of bytes, (channels, 256), the same for each of so many frames."""
+    """A processor's pixel for each byte, (channels, 256). The processor repeats each picture for `frames` frames."""
 
     values: torch.Tensor
     frames: int
@@ -107,7 +107,8 @@ class PixelTable(NamedTuple):
 class Picture:
     """The processor's tensors of one image, or of one tile, on the CPU.
 
-    key: a hash of the tensors. table: where pixels are raw, bytes (patches, channels, n), the table of the processor's own.
+    key: a hash of the tensors. table: what turns raw pixels, bytes (patches, channels, n), into the processor's; None where
+    they are the processor's already.
     """
 
     key: bytes
@@ -133,7 +134,12 @@ class Picture:
     def read(self, name: str, device: torch.device = CPU) -> torch.Tensor:
         """Return a tensor of the processor on a device, on which pixels are made of raw ones."""
         tensor = to_device(self.tensors[name], device)
-        return tensor if self.table is None or name != PIXELS else self.table.pixels(tensor)
+        return tensor if self.table is None or not name.startswith(PIXELS) else self.table.pixels(tensor)
+
+    @property
+    def processed(self) -> Picture:
+        """The same picture with the processor's pixels."""
+        return self if self.table is None else Picture.of({name: self.read(name) for name in self.tensors})
 
     @property
     def values(self) -> int:
@@ -153,7 +159,7 @@ def joined(pictures: Sequence[Picture]) -> Inputs:
 
 
 def on_device(inputs: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor:
-    """Return a tensor of a processor on a device."""
+    """Return a tensor of a processor on a device, where raw pixels become the processor's."""
     return inputs.on(name, device) if isinstance(inputs, Inputs) else to_device(inputs[name], device)
 
 

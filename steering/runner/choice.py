@@ -23,7 +23,7 @@ class Chooser:
         self._ranks = mllm.ranks
         self._masks = Masks(mllm.vocab_size, mllm.device)
         self._rows = SamplerRows(slots, mllm.vocab_size, mllm.stop_ids, mllm.device)
-        thresholds_kernel(mllm.device)  # is compiled before the first answer
+        thresholds_kernel(mllm.device)  # compiled now, not while answers run
 
     def place(self, sequence: Sequence) -> None:
         """Write a sequence's settings, and its generated tokens, into its slot."""

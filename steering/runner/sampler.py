@@ -51,6 +51,8 @@ class Needs:
         )
 
 
+LEAST_TOP_P = torch.finfo(torch.float32).tiny
+"""The least top_p in float32, of which 0 would keep no token."""
 NOTHING = Needs(False, False, False, False, False, False, None)
 
 
@@ -140,7 +142,7 @@ class SamplerRows:
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
         self._shape = (slots, vocabulary)
         self._device = device
-        self._one = torch.ones(1, device=device)
+        self._one, self._true = torch.ones(1, device=device), torch.ones(1, dtype=torch.bool, device=device)
         self.scalars = torch.zeros(slots, len(self._SCALARS), device=device)
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -161,6 +163,7 @@ class SamplerRows:
         """Write a sequence's settings into its slot. prompt, generated: token ids so far."""
         if sampling.greedy:
             sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+        sampling = replace(sampling, top_p=max(sampling.top_p, LEAST_TOP_P))
         self.scalars[slot] = to_device(
             torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS]), self.scalars
         )
@@ -175,7 +178,8 @@ class SamplerRows:
         if needs.bias and self.bias is None:
             self.bias = torch.zeros(self._shape, device=self._device)
         if self.occurred is not None:
-            tokens = to_device(torch.cat([prompt, generated]), self._device)
+            tokens = torch.cat([prompt, generated])
+            tokens = to_device(tokens[tokens < self._shape[1]], self._device)  # some inputs are never outputs
             self.occurred[slot].zero_().index_fill_(0, tokens, True)
         if self.generated is not None:
             tokens = to_device(generated, self._device)
@@ -197,7 +201,7 @@ class SamplerRows:
             return
         index = torch.arange(self._shape[0], device=self._device)[rows]
         if self.occurred is not None:
-            self.occurred.index_put_((index, tokens), self._one.bool())
+            self.occurred.index_put_((index, tokens), self._true)
         if self.generated is not None:
             self.generated[index, tokens] += 1
 

@@ -1,7 +1,7 @@
 """A Triton kernel that finds where top_k, top_p and min_p truncate a distribution, without sorting it.
 
-A threshold is found two bits at a time: of four numbers, the greatest whose tokens at or above it still weigh enough. Floats
-are compared as integers in the same order.
+Floats are compared as integers in the same order. A threshold is found two bits at a time: a pass over the row adds up the
+weights at or above three candidates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024
+BLOCK, WARPS = 8192, 16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -60,7 +60,7 @@ def _threshold(  # type: ignore[no-untyped-def]
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["top_k", "top_p", "min_p"])  # type: ignore[untyped-decorator]
 def _thresholds_kernel(  # type: ignore[no-untyped-def]
     scaled,
     top_k,
@@ -106,6 +106,6 @@ def thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, m
     out = torch.empty(rows, 1, device=scaled.device)
     with torch.cuda.device_of(scaled):
         _thresholds_kernel[(rows,)](
-            scaled, top_k.contiguous(), top_p.contiguous(), min_p.contiguous(), out, vocabulary, BLOCK, num_warps=8
+            scaled, top_k.contiguous(), top_p.contiguous(), min_p.contiguous(), out, vocabulary, BLOCK, num_warps=WARPS
         )
     return out

@@ -12,12 +12,15 @@ import torch
 ThresholdsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """The type of `steering.triton.triton_truncation.thresholds`."""
 
+VOCABULARY = 5008
+"""A vocabulary that 16 divides, as it does those of models: for others, Triton compiles the kernel once more."""
+
 log = logging.getLogger(__name__)
 
 
 @functools.cache
 def thresholds_kernel(device: torch.device) -> ThresholdsFunction | None:
-    """Return the kernel, None where there is none or it is wrong; the log says why."""
+    """Return the kernel; None without a GPU or Triton, and where it fails or is wrong, of which the log tells."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from steering.triton import triton_truncation  # noqa: PLC0415 -- only torch's builds for GPUs can import it
@@ -36,14 +39,14 @@ def thresholds_kernel(device: torch.device) -> ThresholdsFunction | None:
 @torch.inference_mode()
 def is_right(kernel: ThresholdsFunction, device: torch.device) -> bool:
     """Return True where a kernel keeps the tokens that sorting in float64 keeps, for rows of all limits."""
-    scaled = 3 * torch.randn(8, 5000, generator=torch.Generator().manual_seed(0))
+    scaled = 3 * torch.randn(8, VOCABULARY, generator=torch.Generator().manual_seed(0))
     scaled[6:, 40:] = -torch.inf
     top_k = torch.tensor([0, 40, 0, 0, 300, 9000, 0, 100])[:, None]
     top_p = torch.tensor([1.0, 1.0, 0.9, 1.0, 0.7, 0.2, 0.95, 1.0])[:, None]
     min_p = torch.tensor([0.0, 0.0, 0.0, 0.05, 0.0, 0.5, 0.0, 0.0])[:, None]
     least = kernel(*(tensor.to(device) for tensor in (scaled, top_k, top_p, min_p))).cpu()
     ordered = scaled.double().sort(descending=True).values
-    kth = ordered.gather(1, torch.where(top_k > 0, top_k, 5000).clamp(max=5000) - 1)
+    kth = ordered.gather(1, torch.where(top_k > 0, top_k, VOCABULARY).clamp(max=VOCABULARY) - 1)
     probabilities = ordered.masked_fill(ordered < kth, -torch.inf).softmax(-1)
     outside = (probabilities.cumsum(-1) - probabilities >= top_p) & (top_p < 1)
     by_mass = ordered.masked_fill(outside, torch.inf).amin(-1, keepdim=True)

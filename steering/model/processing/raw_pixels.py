@@ -1,4 +1,4 @@
-"""Pictures as raw pixels, a byte for each colour, of which a table makes a processor's float32 pixels where they are needed.
+"""Keep pictures as raw pixels, a byte for each colour; a table turns them into a processor's on the model's device.
 
 A picture of 1,500 tokens of Qwen-VL has 29 MB of float32 pixels, as each patch is repeated for two frames, and 3.6 MB of raw
 ones. These are what is hashed, cached, sent to the engine's process and copied to a GPU.
@@ -7,6 +7,7 @@ ones. These are what is hashed, cached, sent to the engine's process and copied 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,13 +20,15 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from steering.model.images import PIXELS, Picture, PixelTable
 from steering.vision.geometry import GRID
 
-LEVELS = 256
+CHANNELS, LEVELS = 3, 256
 ARGUMENTS = frozenset({"size", "return_tensors"})
 """The arguments of a processor's call under which it has the table of its defaults."""
 
+log = logging.getLogger(__name__)
+
 
 class RawPixels:
-    """Makes pictures of raw pixels for a processor like Qwen2-VL's.
+    """Makes pictures of raw pixels for a processor that cuts pictures into patches, as those of Qwen-VL and GLM do.
 
     images: the image processor; plain: its own call. The table is learnt from that, and used only where raw pixels then
     become exactly the processor's, with resizing and without.
@@ -41,45 +44,62 @@ class RawPixels:
         """
         if not arguments.keys() <= ARGUMENTS or self._table is None:
             return None
-        return self._picture(image, self._table, arguments.get("size"))
+        bounds = {"size": arguments["size"]} if "size" in arguments else {}
+        return Picture.of(self._raw(image, **bounds), self._table)
 
-    def _picture(self, image: Image.Image, table: PixelTable, bounds: Mapping[str, int] | None = None) -> Picture:
+    def _raw(self, image: Image.Image, **bounds: Any) -> dict[str, torch.Tensor]:
+        """Return a picture's raw pixels (patches, channels, n), and its grid."""
+        if isinstance(self._images, Qwen2VLImageProcessorPil):
+            return self._cut(image, **bounds)
+        given = {**bounds, "do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
+        made = self._plain(self._images, [image], **given)
+        frames = made[PIXELS].unflatten(1, (CHANNELS, self._images.temporal_patch_size, -1))
+        return {PIXELS: frames[:, :, 0].to(torch.uint8), GRID: made[GRID]}
+
+    def _cut(self, image: Image.Image, size: Mapping[str, int] | None = None) -> dict[str, torch.Tensor]:
+        """Return the same without the float32 pixels that the processor would make on the way."""
         patch, merge = self._images.patch_size, self._images.merge_size
-        least, most = ((bounds or self._images.size)[edge] for edge in ("shortest_edge", "longest_edge"))
+        least, most = ((size or self._images.size)[edge] for edge in ("shortest_edge", "longest_edge"))
         height, width = smart_resize(image.height, image.width, patch * merge, least, most)
         if image.size != (width, height):
             image = image.resize((width, height), self._images.resample)
         rows, columns = height // patch, width // patch
-        pixels = np.asarray(image).reshape(rows // merge, merge, patch, columns // merge, merge, patch, -1)
-        patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, -1, patch * patch)
-        return Picture.of({PIXELS: torch.from_numpy(patches), GRID: torch.tensor([[1, rows, columns]])}, table)
+        pixels = np.asarray(image).reshape(rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS)
+        patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, CHANNELS, patch * patch)
+        return {PIXELS: torch.from_numpy(patches), GRID: torch.tensor([[1, rows, columns]])}
 
     @functools.cached_property
     def _table(self) -> PixelTable | None:
         """The processor's table; None where it has none."""
-        images = self._images
-        if not isinstance(images, Qwen2VLImageProcessorPil):
-            return None
-        factor = images.patch_size * images.merge_size
-        side = factor * max(2, math.ceil(images.size["shortest_edge"] ** 0.5 / factor))
-        draw = np.random.default_rng(0)
-        levels = draw.permuted(np.resize(np.arange(LEVELS, dtype=np.uint8), (3, side * side)), axis=1)
-        whole = Image.fromarray(np.ascontiguousarray(levels.T).reshape(side, side, 3))
-        noise = Image.fromarray(draw.integers(0, LEVELS, (side + 5, 2 * side + 3, 3), dtype=np.uint8))
-        raw = self._picture(whole, PixelTable(torch.zeros(3, LEVELS), images.temporal_patch_size))
         try:
-            processed = self._processed(whole).view(len(raw.tensors[PIXELS]), 3, images.temporal_patch_size, -1)
-        except (RuntimeError, ValueError):  # another shape, or bounds that no square satisfies
+            table = self._learnt()
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            log.debug("the processor's pixels are no table of raw ones", exc_info=error)
             return None
-        values = torch.zeros(3, LEVELS)
-        for channel in range(3):
-            values[channel, raw.tensors[PIXELS][:, channel].flatten().long()] = processed[:, channel, 0].flatten()
-        table = PixelTable(values, images.temporal_patch_size)
-        exact = (
-            torch.equal(self._picture(image, table).read(PIXELS), self._processed(image)) for image in (whole, noise)
-        )
-        return table if all(exact) else None
+        return table
 
-    def _processed(self, image: Image.Image) -> torch.Tensor:
-        pixels: torch.Tensor = self._plain(self._images, [image], return_tensors="pt")[PIXELS]
-        return pixels
+    def _learnt(self) -> PixelTable | None:
+        """Return the processor's table, of a picture with every level; raise any error for another kind of processor."""
+        images, frames = self._images, self._images.temporal_patch_size
+        factor = images.patch_size * images.merge_size
+        side = factor * math.ceil(max(images.size["shortest_edge"] ** 0.5, LEVELS**0.5) / factor)
+        draw = np.random.default_rng(0)
+        levels = draw.permuted(np.resize(np.arange(LEVELS, dtype=np.uint8), (CHANNELS, side * side)), axis=1)
+        whole = Image.fromarray(np.ascontiguousarray(levels.T).reshape(side, side, CHANNELS))
+        noise = Image.fromarray(draw.integers(0, LEVELS, (side + 5, 2 * side + 3, CHANNELS), dtype=np.uint8))
+        raw, processed = self._raw(whole)[PIXELS], self._processed(whole)[PIXELS]
+        values = torch.full((CHANNELS, LEVELS), torch.nan)
+        for channel, pixels in enumerate(processed.unflatten(1, (CHANNELS, frames, -1))[:, :, 0].unbind(1)):
+            values[channel, raw[:, channel].flatten().long()] = pixels.flatten()
+        table = PixelTable(values, frames)
+        exact = all(self._equal(picture, table) for picture in (whole, noise))
+        return table if exact and not values.isnan().any() else None
+
+    def _equal(self, image: Image.Image, table: PixelTable) -> bool:
+        """Return True where raw pixels become the processor's for a picture."""
+        ours, theirs = Picture.of(self._raw(image), table), self._processed(image)
+        same_names = ours.tensors.keys() == theirs.keys()
+        return same_names and all(torch.equal(ours.read(name), value) for name, value in theirs.items())
+
+    def _processed(self, image: Image.Image) -> dict[str, torch.Tensor]:
+        return dict(self._plain(self._images, [image], return_tensors="pt"))

@@ -198,6 +198,8 @@ def spelt(data: bytes, how: str) -> str:
         "lower percent": lambda: re.sub("%..", lambda found: found[0].lower(), quote(plain, safe="")),
         "percent in lines": lambda: quote(base64.encodebytes(data).decode(), safe=""),
         "url-safe": lambda: base64.urlsafe_b64encode(data).decode(),
+        "url-safe in part": lambda: plain.replace("+", "-"),
+        "url-safe in another part": lambda: plain.replace("/", "_"),
         "url-safe, unpadded": lambda: base64.urlsafe_b64encode(data).decode().rstrip("="),
         "unpadded": lambda: plain.rstrip("="),
     }[how]()
@@ -205,8 +207,11 @@ def spelt(data: bytes, how: str) -> str:
 
 @pytest.mark.parametrize(
     "how",
-    ["lines", "mail", "percent", "lower percent", "percent in lines", "url-safe", "url-safe, unpadded", "unpadded"],
-)
+    [
+        "lines", "mail", "percent", "lower percent", "percent in lines", "url-safe", "url-safe in part",
+        "url-safe in another part", "url-safe, unpadded", "unpadded",
+    ],
+)  # fmt: skip
 def test_base64_as_clients_write_it(how: str) -> None:
     for size in range(3, 6):  # with and without padding
         data = as_bytes(Image.effect_noise((16, 16), 90).convert("RGB")) + bytes(size)

@@ -28,7 +28,6 @@ from steering.runner.sampler import (
     sample,
     uniform,
 )
-from steering.runner.truncation import truncated
 
 VOCABULARY = 60
 STOPS = (7, 3)
@@ -88,24 +87,6 @@ TRUNCATIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.9])
-def test_truncation_keeps_what_transformers_keeps(temperature: float) -> None:
-    settings = [Sampling(temperature=temperature, **options) for options in TRUNCATIONS]
-    for seed in range(20):
-        rows, logits = plain_rows(settings, seed)
-        ours = truncated(logits / temperature, rows.limits(slice(0, len(settings))))
-        for row, options in enumerate(TRUNCATIONS):
-            theirs = logits[row : row + 1] / temperature
-            for warper in (
-                TopKLogitsWarper(options["top_k"]) if options.get("top_k") else None,
-                TopPLogitsWarper(options["top_p"]) if options.get("top_p", 1.0) < 1 else None,
-                MinPLogitsWarper(options["min_p"]) if options.get("min_p") else None,
-            ):
-                if warper is not None:
-                    theirs = warper(NOTHING, theirs)
-            assert torch.equal(ours[row], theirs[0]), options
-
-
 def test_repetition_penalty_is_that_of_transformers() -> None:
     penalties = [1.0, 1.3, 0.7, 2.0]
     prompts, answers = [[1, 2, 2, 5]] * 4, [[], [5, 9], [9, 9, 1], [3]]
@@ -140,6 +121,28 @@ def test_penalties_count_the_tokens_as_they_are_generated() -> None:
     ]
     # Row 0: 2, then 2 - 1.5 < 1, then 0.5 > 1 - 1.5, then 2 - 3 < 0 and every other token is at 0: the first one.
     assert chosen == [[3, 3], [4, 3], [3, 3], [0, 3]]
+
+
+def test_a_generated_token_is_repeated_from_then_on() -> None:
+    settings = [Sampling(repetition_penalty=2.0), Sampling()]
+    rows = rows_of(settings, [[0], [0]], [[], []])
+    logits = torch.zeros(2, VOCABULARY)
+    logits[:, 3], logits[:, 4] = 2.0, 1.5
+    chosen = [sample(logits, rows, slice(0, 2), None, Needs.of(settings)).tokens.tolist() for _ in range(3)]
+    assert chosen == [[3, 3], [4, 3], [3, 3]]  # 2, then 2 / 2 < 1.5, then 1.5 / 2 < 1
+
+
+def test_a_prompt_may_have_tokens_that_are_never_generated() -> None:
+    rows = rows_of([Sampling(repetition_penalty=2.0)], [[1, VOCABULARY + 5]], [[]])
+    assert rows.occurred is not None
+    assert rows.occurred[0].nonzero()[:, 0].tolist() == [1]
+
+
+def test_the_least_top_p_keeps_the_likeliest_token() -> None:
+    settings = [Sampling(temperature=1.0, top_p=top_p) for top_p in (1e-46, 5e-324, 1e-38)]
+    rows, logits = plain_rows(settings)
+    tokens = sample(logits, rows, slice(0, 3), torch.arange(3), Needs.of(settings)).tokens
+    assert torch.equal(tokens, logits.argmax(-1))
 
 
 def test_bias_moves_the_choice_of_its_row_only() -> None:
@@ -379,11 +382,16 @@ def test_forbidden_tokens_do_not_make_a_row_broken() -> None:
 
 
 def test_a_moved_row_keeps_its_settings_and_counts() -> None:
-    settings = [Sampling(), Sampling(temperature=1.0, top_k=3, frequency_penalty=1.0, logit_bias={4: 9.0}, seed=5)]
+    moved = {"frequency_penalty": 1.0, "repetition_penalty": 1.5, "logit_bias": {4: 9.0}}
+    settings = [Sampling(), Sampling(temperature=1.0, top_k=3, seed=5, **moved)]
     rows = rows_of(settings, [[1], [2]], [[], [3, 3]])
     logits = plain_rows(settings)[1]
     index, needs = torch.tensor([1]), Needs.of(settings)
     expected = sample(logits[:1], rows, index, torch.tensor([9]), needs).tokens
     rows = rows_of(settings, [[1], [2]], [[], [3, 3]])
     rows.move(1, 0)
+    for table in (rows.occurred, rows.generated, rows.bias):
+        assert table is not None
+        assert torch.equal(table[0], table[1])
+        assert table[0].any()
     assert sample(logits[:1], rows, torch.tensor([0]), torch.tensor([9]), needs).tokens.tolist() == expected.tolist()

@@ -58,6 +58,15 @@ def test_the_tokens_that_transformers_keeps_are_kept(kind: str) -> None:
     assert torch.equal(ours[ours.isfinite()], scaled[ours.isfinite()])
 
 
+def test_tokens_that_equal_the_last_candidate_are_kept_with_it() -> None:
+    scaled = torch.zeros(1, VOCABULARY)
+    scaled[0, 0] = 5.0
+    (kept,) = truncated(
+        scaled, Truncation(torch.tensor([[20]]), torch.tensor([[0.3]]), torch.tensor([[0.0]]))
+    ).isfinite()
+    assert bool(kept.all())
+
+
 def test_a_row_is_truncated_as_if_it_were_alone() -> None:
     scaled = logits("peaked")
     together = truncated(scaled, limits())

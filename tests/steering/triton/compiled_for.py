@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +25,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from steering.triton import triton_attention, triton_ops, triton_truncation
+from steering.runner.sampler import SamplerRows
+from steering.triton import triton_attention, triton_ops, triton_truncation, truncation
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
@@ -122,6 +123,16 @@ def launch_ops(dtype: torch.dtype) -> None:
             product(state, weight, bias)
 
 
+def launch_truncation() -> None:
+    """Launch the kernel as its check does, and as a sampler does for some rows, of which settings are views."""
+    with suppress(RuntimeError):  # it launches nothing, so its results are not right
+        truncation.is_right(triton_truncation.thresholds, torch.device("cpu"))
+    settings = SamplerRows(4, 152_064, [0], torch.device("cpu"))
+    for rows in (slice(0, 1), slice(0, 4), slice(1, 2), slice(3, 4), torch.tensor([0]), torch.tensor([1, 3])):
+        limits = settings.limits(rows)
+        triton_truncation.thresholds(torch.zeros(len(limits.top_k), 152_064), *limits)
+
+
 def main() -> None:
     torch.manual_seed(0)
     for capability in map(int, sys.argv[1:]):
@@ -139,8 +150,8 @@ def main() -> None:
 
         with compiling(capability, note):
             label, dtype = "truncation", torch.float32
-            ones = torch.ones(3, 1)
-            triton_truncation.thresholds(torch.zeros(3, 151_936), ones.long(), ones, ones)
+            launch_truncation()
+            assert len(told) == 1, "the kernel that is checked at construction is not the one that serves"
             for dtype in (torch.bfloat16, torch.float32):
                 label = str(dtype)
                 launch_ops(dtype)

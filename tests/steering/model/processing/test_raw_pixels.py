@@ -17,7 +17,7 @@ from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.conftest import LoadMLLM
 
-WITH_TABLES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+WITH_TABLES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
 SIZES = ((56, 56), (112, 84), (57, 83), (300, 20), (640, 480), (9, 9))
 
 
@@ -77,21 +77,26 @@ def test_a_table_is_learnt_of_other_settings(settings: dict[str, Any], images: A
     assert torch.equal(picture.read(PIXELS), images([noise((100, 75))], return_tensors="pt")[PIXELS])
 
 
-@pytest.mark.parametrize("change", ["by place", "by neighbour", "by frame", "of another shape"])
-def test_a_processor_without_a_table_is_asked(change: str, images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change", ["by place", "by neighbour", "by frame", "where it resizes", "of another shape", "without resizing"]
+)
+def test_a_processor_without_a_table_is_asked(change: str, images: Any) -> None:
     plain = type(images).__call__
+    images.do_resize = change != "without resizing"
 
-    def changed(self_: Any, *args: Any, **kwargs: Any) -> Any:
-        made = plain(self_, *args, **kwargs)
-        pixels = made[PIXELS]
+    def changed(self_: Any, pictures: Any, **kwargs: Any) -> Any:
+        made = plain(self_, pictures, **kwargs)
+        pixels, square = made[PIXELS], pictures[0].width == pictures[0].height
         match change:
-            case "by place":
+            case "by place" if square:
                 pixels[0] += 1
+            case "where it resizes" if not square:
+                pixels *= 1.001
             case "by neighbour":
                 pixels[:-1] += 1e-3 * pixels[1:]
             case "by frame":
                 pixels.view(len(pixels), 3, 2, -1)[:, :, 1] += 1
-            case _:
+            case "of another shape":
                 made[PIXELS] = pixels[:, :-1]
         return made
 
@@ -114,3 +119,16 @@ def test_a_model_encodes_raw_pictures_as_the_processor_s(family: str, load_mllm:
     with torch.inference_mode():
         ours, plain = (mllm.image_features(pictures) for pictures in (joined(prompt.pictures), dict(processed)))
     assert all(map(torch.equal, ours.pooler_output, plain.pooler_output))
+
+
+def test_bytes_are_copied_to_a_device(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    mllm = load_mllm("qwen2_vl")
+    parts = [{"type": "image", "image": noise(size)} for size in SIZES[:2]]
+    prompt = build_prompt(mllm, [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}])
+    copied: list[torch.Tensor] = []
+    monkeypatch.setattr("steering.model.images.to_device", lambda tensor, device: copied.append(tensor) or tensor)
+    monkeypatch.setattr(mllm.model.model, "get_image_features", lambda **pictures: pictures)
+    made = mllm.image_features(joined(prompt.pictures))
+    assert made["pixel_values"].dtype == torch.float32
+    pixels = [tensor for tensor in copied if len(tensor) == len(prompt.pictures[0].tensors[PIXELS])]
+    assert [tensor.dtype for tensor in pixels] == [torch.uint8]

@@ -1,0 +1,81 @@
+"""Measure the host's part of a decode step on a GPU, without one: `python -m benchmarks.step_budget.host`.
+
+Graphs are replaced by ones that compute nothing, on the embedded model, whose vocabulary is small: what is left is the work
+of the engine's own thread, which a GPU need not wait for as long as it is shorter than the device's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import steering
+from steering.accel.cuda_graphs import DecodeGraphs
+from steering.bench.asking import chat, noise, pushes, words
+from steering.triton.capture import Captured
+
+STEPS = 60
+KINDS: dict[str, Callable[[steering.MLLM], dict[str, Any]]] = {
+    "plain": lambda mllm: {},
+    "sampled, seeded, top_k 20, top_p 0.8": lambda mllm: {
+        "sampling": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": 1}
+    },
+    "5 log-probabilities": lambda mllm: {"sampling": {"logprobs": 5}},
+    "steered, with focus and modality": lambda mllm: {
+        "interventions": pushes(mllm, 1)[0],
+        "diagnose": steering.Diagnose(frozenset({"focus", "modality"})),
+    },
+    "See": lambda mllm: {"interventions": steering.See(alpha=0.3)},
+}
+
+
+class NoCapture:
+    """Stands in for the capture of graphs: a replay does nothing, and logits stay those of a random distribution."""
+
+    def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+        outputs = run()
+        outputs[1].normal_(std=8.0)
+        return (lambda: None), outputs
+
+
+def milliseconds(mllm: steering.MLLM, answers: int, options: dict[str, Any]) -> float:
+    """Return the median time of a step of so many answers that differ only in their prompts."""
+    engine = steering.Engine(mllm, slots=answers, max_length=512, self_check=False)
+    engine.core.runner.passes.use(DecodeGraphs(mllm, captures=NoCapture))
+    engine.core.steps.overlap = True
+    draw = random.Random(0)
+    sampling = steering.Sampling(max_tokens=4 * STEPS, ignore_eos=True, **options.get("sampling", {}))
+    rest = {name: value for name, value in options.items() if name != "sampling"}
+    asked = [steering.Request(chat(words(draw, 12), noise((56, 56))), sampling, **rest) for _ in range(answers)]
+    completions = [engine.submit(request) for request in asked]
+    while not all(completion.first_at for completion in completions):
+        engine.step()
+    times = []
+    for _ in range(STEPS + 10):
+        began = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - began)
+    return 1000 * statistics.median(times[10:])
+
+
+def main() -> None:
+    """Print a table of the times."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--answers", nargs="+", type=int, default=[1, 32, 64, 256], help="(default: 1 32 64 256)")
+    numbers = parser.parse_args().answers
+    torch.set_num_threads(1)
+    mllm = steering.load(device="cpu")
+    print("| answers |", *(f"{number} (ms) |" for number in numbers))
+    print("|---|" + "---:|" * len(numbers))
+    for name, options in KINDS.items():
+        print(f"| {name} |", *(f"{milliseconds(mllm, number, options(mllm)):.2f} |" for number in numbers), flush=True)
+
+
+if __name__ == "__main__":
+    main()
