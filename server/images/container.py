@@ -104,13 +104,13 @@ def ends_early(data: bytes, image: Image.Image) -> bool:
     interlaced = bool(image.info.get("interlace"))
     if not interlaced and any(last.tobytes()):
         return False
-    at, missing, inflate = 8, 0, zlib.decompressobj()
-    while at + 8 <= len(data) and not inflate.eof:
+    at, missing, inflate = 8, 1, zlib.decompressobj()
+    while at + 8 <= len(data) and missing > 0 and not inflate.eof:  # what follows the pixels may be gigabytes
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         body = data[at + 8 : at + 8 + size]
         if kind == b"IHDR":
             missing = _pixel_bytes(*image.size, bits=body[8] * _CHANNELS[body[9]], interlaced=interlaced)
-        while kind == b"IDAT" and body and not inflate.eof:
+        while kind == b"IDAT" and body and missing > 0 and not inflate.eof:
             missing -= len(inflate.decompress(body, _INFLATED))
             body = inflate.unconsumed_tail
         at += size + 12

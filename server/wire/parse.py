@@ -54,15 +54,17 @@ def checked(value: dict[str, Any], model: type[Body], parts: int | None = None) 
 
 
 def _values(body: bytes) -> int:
-    """Return the approximate number of values in a JSON text: the number of commas outside of strings."""
+    """Return the approximate number of values in a JSON text: of commas and opening brackets outside of strings."""
     # Looking for one byte is a hundred times faster than counting two, and images are megabytes.
     strings = body.count(b'"') - (body.count(b'\\"') if b"\\" in body else 0)
     if strings > 4 * MAX_VALUES:
         return strings // 4
-    commas = body.count(b",")
-    return commas if commas <= MAX_VALUES else _STRING.sub(b"", body).count(b",")
+    begun = sum(map(body.count, _BEGIN))
+    return begun if begun <= MAX_VALUES else sum(map(_STRING.sub(b"", body).count, _BEGIN))
 
 
+_BEGIN = (b",", b"[", b"{")
+"""The bytes before each value but the first."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 

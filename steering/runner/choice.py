@@ -66,6 +66,7 @@ class Chooser:
         sampled = sample(logits, self._rows, rows, positions() if needs.positions else None, needs)
         sampled = sampled.agreed(self._ranks)
         _force(sampled, logits, sequences)
+        self._rows.count(rows, sampled.tokens)  # at the end, so that a repeated step samples the same token
         return sampled
 
 

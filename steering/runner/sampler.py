@@ -250,7 +250,6 @@ def sample(
         result.logprob = logprobs.gather(1, tokens[:, None])[:, 0]
         if needs.top_logprobs:
             result.top_logprob, result.top_id = logprobs.topk(needs.top_logprobs, dim=-1)
-    settings.count(rows, tokens)  # at the end, so that a repeated step samples the same token
     return result
 
 

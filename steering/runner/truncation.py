@@ -66,14 +66,14 @@ def _among(ordered: torch.Tensor, scaled: torch.Tensor, limits: Truncation) -> t
     top_k, top_p, min_p = limits
     size, vocabulary = ordered.shape[-1], scaled.shape[-1]
     counted, massed = (top_k > 0) & (top_k < vocabulary), top_p < 1
-    last = ordered[:, -1:]
+    greatest, last = ordered[:, :1], ordered[:, -1:]  # exponents are of differences to the first, which lose no digits
     by_number = torch.where(counted, ordered.gather(1, (top_k.clamp(max=size) - 1).clamp(min=0)), -torch.inf)
-    kept = ordered.masked_fill(ordered < by_number, -torch.inf)
-    total = torch.where(counted, kept.logsumexp(-1, keepdim=True), scaled.logsumexp(-1, keepdim=True))
-    probabilities = (kept - total).exp()
+    masses = (ordered - greatest).exp().masked_fill(ordered < by_number, 0)
+    every = (scaled - greatest).exp().sum(-1, keepdim=True)
+    probabilities = masses / torch.where(counted, masses.sum(-1, keepdim=True), every)
     within = probabilities.cumsum(-1) - probabilities < top_p  # the mass before each token, which is 0 of the first
-    by_mass = torch.where(massed, kept.masked_fill(~within, torch.inf).amin(-1, keepdim=True), -torch.inf)
-    by_greatest = ordered[:, :1] + min_p.log()  # of 0 it is -inf
+    by_mass = torch.where(massed, ordered.masked_fill(~within, torch.inf).amin(-1, keepdim=True), -torch.inf)
+    by_greatest = greatest + min_p.log()  # of 0 it is -inf
     number_settled = ~counted | ((top_k <= size) & ~(massed & (last >= by_number)))  # later tokens may equal the last
     settled = number_settled & ~(massed & within[:, -1:])
     return torch.stack([by_number, by_mass, by_greatest]).amax(0), settled

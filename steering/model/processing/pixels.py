@@ -26,13 +26,14 @@ class PixelBounds:
     """The bounds to which a processor resizes pictures.
 
     Sides become multiples of `factor`, and the area `least` to `most` pixels: one token for each factor x factor of them.
-    The processor counts each pixel `frames` times.
+    The processor counts each pixel `frames` times. resample: its filter.
     """
 
     factor: int
     least: int
     most: int
     frames: int = 1
+    resample: Image.Resampling = Image.Resampling.BICUBIC
 
     @classmethod
     def of(cls, processor: Any) -> PixelBounds | None:
@@ -45,14 +46,16 @@ class PixelBounds:
         else:
             return None
         least, most = images.size["shortest_edge"], images.size["longest_edge"]
-        return cls(images.patch_size * images.merge_size, -(-least // frames), most // frames, frames)
+        filter_used = Image.Resampling(int(images.resample))
+        return cls(images.patch_size * images.merge_size, -(-least // frames), most // frames, frames, filter_used)
 
     def sized(self, picture: Image.Image, least: int | None, most: int | None) -> Image.Image:
         """Return the picture resized as by a processor with these bounds, its own in place of None.
 
         Raises ValueError as the processor does.
         """
-        return picture.resize(self.size(picture, least, most), Image.Resampling.BICUBIC)
+        picture = picture if picture.mode == "RGB" else picture.convert("RGB")
+        return picture.resize(self.size(picture, least, most), self.resample)
 
     def size(self, picture: Image.Image, least: int | None, most: int | None) -> tuple[int, int]:
         """Return the width and height of the resized picture; raise ValueError as the processor does."""

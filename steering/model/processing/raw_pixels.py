@@ -18,6 +18,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from steering.model.images import PIXELS, Picture, PixelTable
+from steering.model.processing.pixels import PixelBounds
 from steering.vision.geometry import GRID
 
 CHANNELS, LEVELS = 3, 256
@@ -30,12 +31,13 @@ log = logging.getLogger(__name__)
 class RawPixels:
     """Makes pictures of raw pixels for a processor that cuts pictures into patches, as those of Qwen-VL and GLM do.
 
-    images: the image processor; plain: its own call. The table is learnt from that, and used only where raw pixels then
-    become exactly the processor's, with resizing and without.
+    plain: the own call of the processor's image processor, from which the table is learnt. It is used only where raw pixels
+    then become exactly the processor's, with resizing and without.
     """
 
-    def __init__(self, images: Any, plain: Any):
-        self._images, self._plain = images, plain
+    def __init__(self, processor: Any, plain: Any):
+        self._images, self._plain = processor.image_processor, plain
+        self._bounds = PixelBounds.of(processor)
 
     def picture(self, image: Image.Image, arguments: Mapping[str, Any]) -> Picture | None:
         """Return an RGB picture; None where the processor has to be asked.
@@ -66,7 +68,10 @@ class RawPixels:
         rows, columns = height // patch, width // patch
         pixels = np.asarray(image).reshape(rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS)
         patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, CHANNELS, patch * patch)
-        return {PIXELS: torch.from_numpy(patches), GRID: torch.tensor([[1, rows, columns]])}
+        return {
+            PIXELS: torch.from_numpy(np.require(patches, requirements=("C", "W"))),
+            GRID: torch.tensor([[1, rows, columns]]),
+        }
 
     @functools.cached_property
     def _table(self) -> PixelTable | None:
@@ -80,26 +85,28 @@ class RawPixels:
 
     def _learnt(self) -> PixelTable | None:
         """Return the processor's table, of a picture with every level; raise any error for another kind of processor."""
-        images, frames = self._images, self._images.temporal_patch_size
-        factor = images.patch_size * images.merge_size
-        side = factor * math.ceil(max(images.size["shortest_edge"] ** 0.5, LEVELS**0.5) / factor)
+        if self._bounds is None:
+            return None
+        frames, factor = self._images.temporal_patch_size, self._bounds.factor
+        side = factor * math.ceil(LEVELS**0.5 / factor)
         draw = np.random.default_rng(0)
         levels = draw.permuted(np.resize(np.arange(LEVELS, dtype=np.uint8), (CHANNELS, side * side)), axis=1)
         whole = Image.fromarray(np.ascontiguousarray(levels.T).reshape(side, side, CHANNELS))
         noise = Image.fromarray(draw.integers(0, LEVELS, (side + 5, 2 * side + 3, CHANNELS), dtype=np.uint8))
-        raw, processed = self._raw(whole)[PIXELS], self._processed(whole)[PIXELS]
+        as_it_is = {"size": self._bounds.taking([whole])}
+        raw, processed = self._raw(whole, **as_it_is)[PIXELS], self._processed(whole, **as_it_is)[PIXELS]
         values = torch.full((CHANNELS, LEVELS), torch.nan)
         for channel, pixels in enumerate(processed.unflatten(1, (CHANNELS, frames, -1))[:, :, 0].unbind(1)):
             values[channel, raw[:, channel].flatten().long()] = pixels.flatten()
         table = PixelTable(values, frames)
-        exact = all(self._equal(picture, table) for picture in (whole, noise))
+        exact = self._equal(whole, table, **as_it_is) and self._equal(noise, table)
         return table if exact and not values.isnan().any() else None
 
-    def _equal(self, image: Image.Image, table: PixelTable) -> bool:
+    def _equal(self, image: Image.Image, table: PixelTable, **bounds: Any) -> bool:
         """Return True where raw pixels become the processor's for a picture."""
-        ours, theirs = Picture.of(self._raw(image), table), self._processed(image)
+        ours, theirs = Picture.of(self._raw(image, **bounds), table), self._processed(image, **bounds)
         same_names = ours.tensors.keys() == theirs.keys()
         return same_names and all(torch.equal(ours.read(name), value) for name, value in theirs.items())
 
-    def _processed(self, image: Image.Image) -> dict[str, torch.Tensor]:
-        return dict(self._plain(self._images, [image], return_tensors="pt"))
+    def _processed(self, image: Image.Image, **bounds: Any) -> dict[str, torch.Tensor]:
+        return dict(self._plain(self._images, [image], return_tensors="pt", **bounds))

@@ -39,7 +39,7 @@ class SeenPictures(ByteBoundedLRU[Any]):
         images = getattr(processor, "image_processor", None)
         if images is not None:
             self._apart = GRID in getattr(images, "model_input_names", ())
-            self._ask_first(images)
+            self._ask_first(processor)
 
     def stats(self) -> dict[str, int]:
         """Return the counters, and the bytes in use."""
@@ -57,20 +57,21 @@ class SeenPictures(ByteBoundedLRU[Any]):
         finally:
             del self._noted.pictures
 
-    def _ask_first(self, images: Any) -> None:
+    def _ask_first(self, processor: Any) -> None:
+        images = processor.image_processor
         plain = type(images)
-        raw = RawPixels(images, plain.__call__)
+        raw = RawPixels(processor, plain.__call__)
 
-        def called(processor: Any, images_given: Any, *args: Any, **kwargs: Any) -> BatchFeature:
+        def called(own: Any, images_given: Any, *args: Any, **kwargs: Any) -> BatchFeature:
             noted, flat = getattr(self._noted, "pictures", None), _flat(images_given)
             # In other modes, such as palettes, pixels alone do not determine the colours.
             readable = all(isinstance(image, Image.Image) and image.mode == "RGB" for image in flat)
             if noted is None or args or not readable:
-                return plain.__call__(processor, images_given, *args, **kwargs)
+                return plain.__call__(own, images_given, *args, **kwargs)
             settings = repr(sorted(kwargs.items()))
 
             def processed(images: Any) -> dict[str, Any]:
-                return dict(plain.__call__(processor, images, **kwargs))
+                return dict(plain.__call__(own, images, **kwargs))
 
             if not self._apart:
                 return BatchFeature(self._process_once(settings, flat, lambda _: processed(images_given)))

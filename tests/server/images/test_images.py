@@ -188,6 +188,20 @@ def test_a_large_avif_is_refused_before_it_is_decoded(monkeypatch: pytest.Monkey
     assert not decoded
 
 
+@pytest.mark.parametrize("interlaced", [0, 1])
+def test_what_follows_the_pixels_of_a_png_is_not_inflated(interlaced: int) -> None:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    deflate = zlib.compressobj(9)
+    pixels = b"".join(deflate.compress(bytes(2**24)) for _ in range(60)) + deflate.flush()  # a gigabyte in one megabyte
+    header = struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, interlaced)
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    began = time.process_time()
+    assert load(as_uri(b"\x89PNG\r\n\x1a\n" + chunks)).size == (10, 10)
+    assert time.process_time() - began < 0.5
+
+
 def spelt(data: bytes, how: str) -> str:
     """Base64 as some clients write it, made by others than what reads it."""
     plain = base64.b64encode(data).decode()

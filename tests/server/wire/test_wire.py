@@ -216,7 +216,7 @@ def test_messages_say_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"x": "\\ud800"}']
+    "body", [b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"messages": NaN}', b"[" * 60_000, b'{"x": "\\ud800"}']
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -377,6 +377,7 @@ def test_every_optional_field_of_openais_may_be_null() -> None:
         b"[" + b'"a",' * 400_000 + b"1]",
         b"[" + rb'"\",",' * 200_000 + b"1]",
         b"{" + b'"a":1,' * 100_000 + b'"b":1}',
+        b'[{"a":' * 50_000,
     ],
 )
 def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: bytes) -> None:
@@ -388,7 +389,7 @@ def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: byte
 
 
 def test_commas_in_texts_are_no_values() -> None:
-    text = json.dumps({"messages": [{"role": "user", "content": 'a,"b\\",' * 200_000}]})
+    text = json.dumps({"messages": [{"role": "user", "content": 'a,"b\\",[{' * 200_000}]})
     assert len(parse_body(text.encode(), CHAT).messages) == 1
 
 

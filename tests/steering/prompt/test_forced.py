@@ -47,6 +47,18 @@ def test_its_log_probabilities_are_the_plain_models(make_engine: MakeEngine, loa
         assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-4)
 
 
+def test_penalties_count_forced_tokens(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    engine, chat = make_engine("qwen2_vl"), families.example_messages("qwen2_vl", 2)
+    first = engine.generate([Request(chat, Sampling(max_tokens=4, ignore_eos=True))])[0].choices[0].token_ids
+    for forced in ((first[1],), (first[1], first[2], first[1])):
+        sampling = Sampling(max_tokens=len(forced) + 4, frequency_penalty=-2.0, ignore_eos=True)
+        tokens = engine.generate([Request(chat, sampling, forced=forced)])[0].choices[0].token_ids
+        plain = load_plain("qwen2_vl").answer(chat, len(tokens), forced=tokens).logprobs
+        for number in range(len(forced), len(tokens)):
+            counts = torch.bincount(torch.tensor(tokens[:number]), minlength=plain.shape[-1])
+            assert tokens[number] == int((plain[number] + 2.0 * counts).argmax())
+
+
 @pytest.mark.parametrize("interventions", [(), (See(), Think(), Generate())])
 def test_a_models_own_answer_forced_is_read_as_it_was(interventions: tuple[steering.Options, ...]) -> None:
     """On the embedded model, whose answers end by themselves and are what their texts are encoded to."""

@@ -10,6 +10,7 @@ from PIL import Image
 
 from steering import Request, RequestError, Sampling
 from steering.model.images import Picture
+from steering.model.processing.pixels import PixelBounds
 from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain, MakeEngine
@@ -45,6 +46,25 @@ def test_it_is_what_the_processor_makes_within_these_bounds(
     assert torch.equal(prompt.inputs["pixel_values"], plain["pixel_values"])
     assert prompt.layout.images[0].grid == grid
     assert (prompt.inputs["image_grid_thw"][0, 1:] // 2).tolist() == list(grid)
+
+
+@pytest.mark.parametrize("mode", ["P", "1", "L", "RGBA", "HSV"])
+def test_a_picture_becomes_rgb_before_it_is_resized(load_mllm: LoadMLLM, load_plain: LoadPlain, mode: str) -> None:
+    messages = chat({"max_pixels": 800})
+    part = messages[0]["content"][0]
+    part["image"] = part["image"].convert(mode)
+    size = {"shortest_edge": 784, "longest_edge": 800}
+    plain = load_plain(FAMILY).processor.image_processor(part["image"], size=size, return_tensors="pt")
+    assert torch.equal(build_prompt(load_mllm(FAMILY), messages).inputs["pixel_values"], plain["pixel_values"])
+
+
+def test_the_processors_filter_resizes(load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = load_plain(FAMILY).processor
+    monkeypatch.setattr(processor.image_processor, "resample", Image.Resampling.BILINEAR)
+    bounds, image = PixelBounds.of(processor), families.example_image(0).resize((70, 49))
+    assert bounds is not None
+    (width, height), drawn = bounds.size(image, None, 800), bounds.sized(image, None, 800)
+    assert drawn.tobytes() == image.resize((width, height), Image.Resampling.BILINEAR).tobytes()
 
 
 def test_each_picture_has_its_own_and_keys_of_the_cache_tell_them_apart(load_mllm: LoadMLLM) -> None:

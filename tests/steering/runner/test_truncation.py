@@ -97,3 +97,22 @@ def test_a_greedy_row_is_not_truncated() -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
     rows.place(0, Sampling(temperature=0, top_p=0.5, top_k=300, min_p=0.5), 0, nothing, nothing)
     assert [float(limit) for limit in rows.limits(slice(0, 1))] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("top_p", [1e-46, 5e-324, 1e-38])
+def test_the_least_top_p_keeps_the_likeliest_token(top_p: float) -> None:
+    rows, nothing = SamplerRows(1, VOCABULARY, [0], torch.device("cpu")), torch.zeros(0, dtype=torch.int64)
+    rows.place(0, Sampling(temperature=1.0, top_p=top_p), 0, nothing, nothing)
+    scaled = logits("peaked")[:1]
+    assert truncated(scaled, rows.limits(slice(0, 1)))[0].isfinite().nonzero().tolist() == [[int(scaled.argmax())]]
+
+
+@pytest.mark.parametrize("offset", [-400.0, 25.0, 5000.0])
+def test_large_logits_lose_no_precision(offset: float) -> None:
+    """Next to float64's, whose mass differs by what float32 rounds in logits."""
+    scaled = (logits("flat") + offset)[:5]
+    top_p = torch.tensor([[0.5], [0.9], [0.99], [0.999], [0.9999]])
+    ours = truncated(scaled, Truncation(torch.zeros(5, 1, dtype=torch.int64), top_p, torch.zeros(5, 1))).isfinite()
+    mass, least = scaled.double().softmax(-1), scaled.masked_fill(~ours, torch.inf).amin(-1, keepdim=True)
+    assert bool(((mass * ours).sum(-1, keepdim=True) > top_p - 2e-6).all())
+    assert bool(((mass * (scaled > least)).sum(-1, keepdim=True) < top_p + 2e-6).all())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.image_utils import SizeDict
 
 import steering
 from steering.model.images import PIXELS, joined
@@ -30,7 +32,7 @@ def images(root: Path) -> Any:
 
 
 def raw_of(images: Any) -> RawPixels:
-    return RawPixels(images, type(images).__call__)
+    return RawPixels(SimpleNamespace(image_processor=images), type(images).__call__)
 
 
 def noise(size: tuple[int, int]) -> Image.Image:
@@ -66,15 +68,20 @@ def test_pixels_and_grids_are_those_of_the_processor(
         {"temporal_patch_size": 1},
         {"temporal_patch_size": 3},
         {"merge_size": 4},
+        {"patch_size": 8, "merge_size": 1},
+        {"size": SizeDict(shortest_edge=3920, longest_edge=5600)},
+        {"size": SizeDict(shortest_edge=65_536, longest_edge=16_384)},
     ],
     ids=str,
 )
 def test_a_table_is_learnt_of_other_settings(settings: dict[str, Any], images: Any) -> None:
     for name, value in settings.items():
         setattr(images, name, value)
-    picture = raw_of(images).picture(noise((100, 75)), {})
-    assert picture is not None
-    assert torch.equal(picture.read(PIXELS), images([noise((100, 75))], return_tensors="pt")[PIXELS])
+    raw, extremes = raw_of(images), Image.new("RGB", (224, 224), (0, 255, 128))
+    for image in (noise((100, 75)), extremes):
+        picture = raw.picture(image, {})
+        assert picture is not None
+        assert torch.equal(picture.read(PIXELS), images([image], return_tensors="pt")[PIXELS])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_a_processor_without_a_table_is_asked(change: str, images: Any) -> None:
                 made[PIXELS] = pixels[:, :-1]
         return made
 
-    assert RawPixels(images, changed).picture(noise((56, 56)), {}) is None
+    assert RawPixels(SimpleNamespace(image_processor=images), changed).picture(noise((56, 56)), {}) is None
 
 
 def test_other_arguments_and_processors_have_none(images: Any, load_mllm: LoadMLLM) -> None:
