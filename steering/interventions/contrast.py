@@ -156,6 +156,11 @@ def diffusion(step: int) -> tuple[float, float]:
     return signal_share**0.5, (1 - signal_share) ** 0.5
 
 
+def noise_seed(picture: Picture) -> int:
+    """Return the seed of a picture's noise, which follows from the processor's pixels, whether it is kept raw or not."""
+    return int.from_bytes(picture.processed.key[:8], "little", signed=True)
+
+
 def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     """Return a picture after a step of forward diffusion.
 
@@ -165,7 +170,7 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     """
     picture = picture.processed
     pixels = picture.tensors[PIXELS]
-    generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
+    generator = torch.Generator().manual_seed(noise_seed(picture))
     signal, added = diffusion(step)
     shape, still = pixels.shape, pixels.ndim == 2 and frames > 1
     if still:

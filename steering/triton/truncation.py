@@ -12,8 +12,8 @@ import torch
 ThresholdsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """The type of `steering.triton.triton_truncation.thresholds`."""
 
-VOCABULARY = 5008
-"""A vocabulary that 16 divides, as it does those of models: for others, Triton compiles the kernel once more."""
+VOCABULARY = 20_000
+"""A vocabulary of several blocks that 16 divides, as it does those of models: for others, Triton compiles once more."""
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from steering.interventions.contrast import Icd, Vcd
+from steering.interventions.contrast import Icd, Vcd, noise_seed
 from steering.interventions.generate import Generate, Mask, can_mask_pixels
 from steering.interventions.steer import NAME as STEERING
 from steering.interventions.steer import Steering
@@ -106,7 +106,7 @@ def _rule(spec: Spec) -> dict[str, Any]:
 def _write_vcd(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     """Name the step of diffusion, and by the picture's own hash the seed of its noise."""
     vcd: Any = spec.asked[Vcd.name()]
-    seeds = [int.from_bytes(picture.key[:8], "little", signed=True) for picture in spec.prompt.pictures]
+    seeds = [noise_seed(picture) for picture in spec.prompt.pictures]
     return {"twin": {"rule": _rule(spec), "noise": {"step": vcd.step, "seeds": seeds}}}
 
 

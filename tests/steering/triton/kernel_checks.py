@@ -228,7 +228,7 @@ def check_ops(dtype: torch.dtype) -> None:
 def check_truncation() -> None:
     """Check that rows keep the tokens that sorting keeps, ties, forbidden tokens and rows that keep everything included."""
     assert truncation.is_right(triton_truncation.thresholds, torch.device(DEVICE))
-    for vocabulary in (37, 1024, 2500):
+    for vocabulary in (37, 9000, 20_000):
         limits = Truncation(*torch.tensor(LIMITS, device=DEVICE).T[:, :, None])
         limits = limits._replace(top_k=limits.top_k.long())
         logits = 3 * draw(len(LIMITS), vocabulary)
