@@ -1,14 +1,17 @@
-"""The decode attention kernel of a device, where there is one that agrees with plain torch."""
+"""The attention kernels of a device, where there are some that agree with plain torch."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import logging
 import math
+from collections.abc import Callable
 
 import torch
 
+from steering.devices import to_device
 from steering.triton.attended import DecodeFunction
 
 WITHIN = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -81,11 +84,29 @@ def lower_right(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
 
     Returns None where that kernel is missing or wrong. key, value: (rows, KV, columns, D), not copied for each head.
     """
-    if not query.is_cuda or query.dtype == torch.float32 or query.shape[3] % 8 or query.shape[3] > 256:
-        return None
-    if not _flash_is_right(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3]):
+    heads = query.shape[1], key.shape[1]
+    if not _flash_takes(query) or not _flash_is_right(query.device, query.dtype, *heads, query.shape[3]):
         return None
     return _flash(query, key, value, scaling)
+
+
+def packed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: tuple[int, ...], scaling: float | None
+) -> torch.Tensor | None:
+    """Attend within each of several sequences that lie one behind the other, by torch's flash kernel in one call.
+
+    Returns None where that kernel is missing or wrong. query, key, value: (tokens, heads or KV, D). ends: the first start,
+    and the end of each sequence.
+    """
+    heads = query.shape[1], key.shape[1]
+    if not _flash_takes(query) or not _packed_flash_is_right(query.device, query.dtype, *heads, query.shape[2]):
+        return None
+    return _packed_flash(query, key, value, ends, scaling)
+
+
+def _flash_takes(query: torch.Tensor) -> bool:
+    """Return True for queries (..., D) of a dtype and width that torch's flash kernels support."""
+    return query.is_cuda and query.dtype != torch.float32 and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
 
 
 def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -95,21 +116,74 @@ def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling:
     return out
 
 
+def _packed_flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: tuple[int, ...], scaling: float | None
+) -> torch.Tensor:
+    """Return the output of torch's flash kernel for packed sequences."""
+    bounds, longest = _bounds(ends, query.device)
+    flash = torch.ops.aten._flash_attention_forward
+    sizes = (bounds, bounds, longest, longest)
+    out: torch.Tensor = flash(query, key, value, *sizes, 0.0, False, return_debug_mask=False, scale=scaling)[0]
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _bounds(ends: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, int]:
+    """Return the bounds of packed sequences as the kernel takes them, and the length of the longest one."""
+    bounds = list(dict.fromkeys(ends))  # without empty sequences
+    with torch.inference_mode(False):
+        longest = max((end - begin for begin, end in itertools.pairwise(bounds)), default=0)
+        return to_device(torch.tensor(bounds, dtype=torch.int32), device), longest
+
+
 @functools.lru_cache(maxsize=16)
 def _flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(2, count, length, width, generator=generator).to(device, dtype)
-        for count, length in ((heads, 5), (kv_heads, 37), (kv_heads, 37))
-    )
-    try:
-        ours = torch.cat([_flash(query[:, :, -n:], key, value, width**-0.5) for n in (5, 1)], 2)
-    except Exception as reason:  # the kernel is missing, or takes other arguments
-        log.warning("chunks of prompts fall back to attention with a mask: %s: %s", type(reason).__name__, reason)
-        return False
-    near, far = (tensor.double().repeat_interleave(heads // kv_heads, 1) for tensor in (key, value))
-    scores = query.double() @ near.transpose(2, 3) * width**-0.5
+    query, key, value = _drawn(device, dtype, width, (heads, 5), (kv_heads, 37), (kv_heads, 37))
     later = torch.arange(37, device=device) > torch.arange(32, 37, device=device)[:, None]
-    expected = scores.masked_fill(later, -torch.inf).softmax(-1) @ far
-    expected = torch.cat([expected, expected[:, :, -1:]], 2)
-    return bool((ours.double() - expected).norm() <= WITHIN[dtype] * expected.norm())
+    expected = _attended(query, key, value, later)
+    return _agrees(
+        lambda: torch.cat([_flash(query[:, :, -n:], key, value, width**-0.5) for n in (5, 1)], 2),
+        torch.cat([expected, expected[:, :, -1:]], 2),
+        "chunks of prompts fall back to attention with a mask",
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _packed_flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
+    ends = (0, 5, 6, 6, 37)
+    query, key, value = _drawn(device, dtype, width, (heads, 37), (kv_heads, 37), (kv_heads, 37))
+    number = torch.tensor([0] * 5 + [1] + [2] * 31, device=device)
+    expected = _attended(query, key, value, number[:, None] != number)
+    tokens = [part[0].transpose(0, 1) for part in (query, key, value)]
+    return _agrees(
+        lambda: _packed_flash(tokens[0], tokens[1], tokens[2], ends, width**-0.5),
+        expected[0].transpose(0, 1),
+        "packed pictures fall back to a call for each length",
+    )
+
+
+def _drawn(device: torch.device, dtype: torch.dtype, width: int, *sizes: tuple[int, int]) -> list[torch.Tensor]:
+    """Return random tensors (2, heads, length, D) of these numbers of heads and lengths."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, *size, width, generator=generator).to(device, dtype) for size in sizes]
+
+
+def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Return attention in float64, whose columns are `hidden` from queries."""
+    near, far = (tensor.double().repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+    scores = query.double() @ near.transpose(2, 3) * query.shape[3] ** -0.5
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ far
+
+
+def _agrees(run: Callable[[], torch.Tensor], expected: torch.Tensor, otherwise: str) -> bool:
+    """Return True where a kernel's output is near the expected one; log what happens `otherwise`."""
+    try:
+        ours = run()
+    except Exception as reason:  # the kernel is missing, or takes other arguments
+        log.warning("%s: %s: %s", otherwise, type(reason).__name__, reason)
+        return False
+    error = float((ours.double() - expected).norm() / expected.norm())
+    if not error <= WITHIN[ours.dtype]:
+        log.warning("%s: torch's flash kernel has a relative error of %.1e", otherwise, error)
+        return False
+    return True

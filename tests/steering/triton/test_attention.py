@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 from steering.triton import attention
 from steering.triton.attended import Attended
-from steering.triton.attention import WITHIN, decode_kernel, error_of, lower_right
+from steering.triton.attention import WITHIN, decode_kernel, error_of, lower_right, packed
 from tests.steering.triton.reference import DecodeAttention
 
 CPU = torch.device("cpu")
@@ -47,6 +48,7 @@ def test_a_wrong_kernel_is_outside_its_dtypes_tolerance(fault: str) -> None:
 def test_there_is_no_kernel_without_a_gpu() -> None:
     assert decode_kernel(CPU, torch.float32, 8, 2, 16) is None
     assert lower_right(*(torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16) for _ in range(3)), 1.0) is None
+    assert packed(*(torch.zeros(3, 2, 8, dtype=torch.bfloat16) for _ in range(3)), (0, 3), 1.0) is None
 
 
 @pytest.mark.parametrize("wrong_at", [None, 1, 5])
@@ -61,3 +63,33 @@ def test_a_flash_kernel_is_tried_with_one_query_and_with_several(
 
     monkeypatch.setattr(attention, "_flash", flash)
     assert attention._flash_is_right.__wrapped__(CPU, torch.bfloat16, 8, 2, 16) == (wrong_at is None)
+
+
+@pytest.mark.parametrize("fault", [None, "neighbour", "scaled", "missing"])
+def test_a_flash_kernel_for_packed_sequences_is_tried(
+    fault: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flash(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        starts: torch.Tensor,
+        key_starts: torch.Tensor,
+        longest: int,
+        *rest: Any,
+        scale: float,
+        return_debug_mask: bool,
+    ) -> list[torch.Tensor]:
+        assert (longest, starts.dtype) == (31, torch.int32)
+        if fault == "missing":
+            raise RuntimeError(fault)
+        bounds = starts.tolist() if fault != "neighbour" else [0, 6, 37]
+        parts = []
+        for begin, end in itertools.pairwise(bounds):
+            own = (part[begin:end].transpose(0, 1) for part in (query, key, value))
+            parts.append(F.scaled_dot_product_attention(*own, scale=scale, enable_gqa=True).transpose(0, 1))
+        return [torch.cat(parts) * (1.1 if fault == "scaled" else 1)]
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
+    assert attention._packed_flash_is_right.__wrapped__(CPU, torch.bfloat16, 8, 2, 16) == (fault is None)
+    assert ("packed pictures fall back" in caplog.text) == (fault is not None)

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from steering.vision import attention
 from steering.vision.attention import attend, packed_runs
 
 CPU = torch.device("cpu")
 
 
+def packed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: tuple[int, ...], scaling: float
+) -> torch.Tensor:
+    """Stand in for `steering.triton.attention.packed` where there is a kernel."""
+    parts = []
+    for begin, end in itertools.pairwise(ends):
+        own = (part[begin:end].transpose(0, 1) for part in (query, key, value))
+        parts.append(F.scaled_dot_product_attention(*own, scale=scaling).transpose(0, 1))
+    return torch.cat(parts)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", [False, True])
 @pytest.mark.parametrize("lengths", [(7,), (5, 5, 5), (4, 4, 2, 4, 4, 2, 2, 2, 1), (3, 8, 3), (1, 6, 6)])
-def test_each_sequence_attends_within_itself(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_each_sequence_attends_within_itself(
+    lengths: tuple[int, ...], kernel: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel:
+        monkeypatch.setattr(attention, "packed", packed)
     torch.manual_seed(0)
     tokens = sum(lengths)
     query, key, value = (torch.randn(1, 3, tokens, 8, dtype=dtype) for _ in range(3))
