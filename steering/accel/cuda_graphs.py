@@ -18,12 +18,14 @@ import torch
 
 from steering.accel.backend import Ran, RunnerState
 from steering.accel.kernel import suits_kernel
+from steering.accel.picture_graphs import PictureGraphs
 from steering.accel.step import DecodeStep
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
 from steering.decoder.kv import KVPool
 from steering.devices import free_bytes
 from steering.model.embedded import Embedded
+from steering.model.images import Features
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 from steering.triton.capture import Capture, Captured
@@ -92,6 +94,7 @@ class DecodeGraphs:
         captures: Callable[[], Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured]] = Capture,
     ):
         self._mllm, self._captures, self._capture = mllm, captures, captures()
+        self.pictures = PictureGraphs(mllm, captures())
         self.tried = False
         self._ended = False
         self._forms: dict[tuple[int | None, int], list[_Form]] = {}
@@ -122,8 +125,9 @@ class DecodeGraphs:
         """Return the passes of one runner."""
         return GraphPasses(self, runner)
 
-    def features(self, pictures: Mapping[str, torch.Tensor]) -> None:
-        """Decline: pictures have too many sizes."""
+    def features(self, pictures: Mapping[str, torch.Tensor]) -> Features | None:
+        """Encode pictures whose sizes recur; decline others."""
+        return self.pictures.features(pictures)
 
     def decode(
         self,
