@@ -60,3 +60,16 @@ def generation_defaults_of(generation_config: Any) -> dict[str, float]:
     if generation_config.do_sample is False:
         defaults["temperature"] = 0.0
     return defaults
+
+
+def stop_ids_of(generation_config: Any, tokenizer: Any) -> list[int]:
+    """Return the token ids that end an answer, as `generate()` would take them."""
+    ids = generation_config.eos_token_id if generation_config.eos_token_id is not None else tokenizer.eos_token_id
+    return list(ids) if isinstance(ids, (list, tuple)) else [] if ids is None else [ids]
+
+
+def end_id_of(stops: list[int], tokenizer: Any) -> int | None:
+    """Return the stop id that the chat template puts after an answer; the first where it names none."""
+    template = str(tokenizer.chat_template or "")
+    in_template = [token for token in stops if (tokenizer.convert_ids_to_tokens(token) or "\0") in template]
+    return next(iter(in_template or stops), None)

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from steering.errors import RequestError
 from steering.forwards import own_forwards
 from steering.model.calibration import Calibration
 from steering.model.chat.template import ChatTemplate
-from steering.model.checkpoint import generation_defaults_of, settings_of
+from steering.model.checkpoint import end_id_of, generation_defaults_of, settings_of, stop_ids_of
 from steering.model.embedded import Embedded, Overlay
 from steering.model.following.additions import Additions
 from steering.model.following.head import OutputHead
@@ -37,8 +37,8 @@ from steering.model.processing.seen import SeenPictures
 from steering.triton import fusing
 from steering.triton.attended import DecodeFunction
 from steering.triton.attention import decode_kernel
-from steering.vision import attention, patches, widths
-from steering.vision.geometry import Geometry
+from steering.vision import attention, patches, placeholders, widths
+from steering.vision.geometry import GRID, Geometry
 
 Quantization = Literal["int8"]
 
@@ -108,9 +108,9 @@ class MLLM:
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
         self.pixels = None if self.image_size else PixelBounds.of(processor)
         self.focus_layers: int = settings.get("focus_layers", max(1, self.num_layers // 4))
-        stops = _stop_ids(model.generation_config, self.tokenizer)
+        stops = stop_ids_of(model.generation_config, self.tokenizer)
         self.stop_ids = frozenset(stops)
-        self.end_id = _end_id(stops, self.tokenizer)
+        self.end_id = end_id_of(stops, self.tokenizer)
         self.generation_defaults = generation_defaults_of(model.generation_config)
         if quantization is not None:
             int8.prepare(self.layers)
@@ -129,6 +129,7 @@ class MLLM:
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations)
         self.checked: Calibration | None = None
         self._geometry = Geometry(model.model)
+        self._splits_on_the_host = True  # features, without waiting for the device
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
         self.takes_image_features = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
@@ -283,7 +284,7 @@ class MLLM:
         `features` of all images, where they were encoded before, are the result of `image_features`, and `rope` that of
         `rope_positions`, where it was computed before.
         """
-        names = [name for name in inputs if features is None or not name.startswith(PIXELS)]
+        names = (name for name in inputs if features is None or not name.startswith(PIXELS))
         arguments: dict[str, Any] = {name: to_device(inputs[name], self.device) for name in names}
         positions = self.rope_positions(inputs) if rope is None else rope
         if positions is not None:
@@ -297,10 +298,10 @@ class MLLM:
             raise _Intercepted
 
         handle = self.decoder.register_forward_pre_hook(intercept, with_kwargs=True)
+        own_count = nullcontext() if features is None else placeholders.counted(self.model.model, inputs, features)
         try:
-            self.model.model(**arguments, use_cache=False)
-        except _Intercepted:
-            pass
+            with own_count, suppress(_Intercepted):
+                self.model.model(**arguments, use_cache=False)
         finally:
             handle.remove()
         if hasattr(self.model.model, "rope_deltas"):  # a wrapper keeps it between calls; here it is per sequence
@@ -330,11 +331,24 @@ class MLLM:
 
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         """Encode images, given as the processor's tensors, and return the result of the wrapper's `get_image_features`."""
-        arguments: dict[str, Any] = {
-            name: on_device(pictures, name, self.device) for name in pictures if name in self._feature_arguments
-        }
         with self._geometry.on_the_host(pictures, self.device) as inputs:
-            return self.model.model.get_image_features(**arguments, **inputs, return_dict=True)
+            if not inputs or not self._splits_on_the_host:
+                return self._encode(pictures, inputs)
+            try:
+                return self._encode(pictures, inputs, on_the_host=(GRID,))
+            except RuntimeError:
+                self._splits_on_the_host = False  # some encoders compute with grids on the device, too
+                return self._encode(pictures, inputs)
+
+    def _encode(
+        self, pictures: Mapping[str, torch.Tensor], inputs: Mapping[str, Any], on_the_host: tuple[str, ...] = ()
+    ) -> Any:
+        arguments: dict[str, Any] = {
+            name: pictures[name] if name in on_the_host else on_device(pictures, name, self.device)
+            for name in pictures
+            if name in self._feature_arguments
+        }
+        return self.model.model.get_image_features(**arguments, **inputs, return_dict=True)
 
     def alike(self, pictures: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
         """Return what `steering.vision.geometry.Geometry.alike` does."""
@@ -384,16 +398,3 @@ def fingerprint_of(model: Any) -> str:
             sample = full.detach().flatten()[:64].to("cpu", torch.bfloat16)
             hasher.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()[:32]
-
-
-def _stop_ids(generation_config: Any, tokenizer: Any) -> list[int]:
-    """Return the token ids that end an answer, as `generate()` would take them."""
-    ids = generation_config.eos_token_id if generation_config.eos_token_id is not None else tokenizer.eos_token_id
-    return list(ids) if isinstance(ids, (list, tuple)) else [] if ids is None else [ids]
-
-
-def _end_id(stops: list[int], tokenizer: Any) -> int | None:
-    """Return the stop id that the chat template puts after an answer; the first where it names none."""
-    template = str(tokenizer.chat_template or "")
-    in_template = [token for token in stops if (tokenizer.convert_ids_to_tokens(token) or "\0") in template]
-    return next(iter(in_template or stops), None)
