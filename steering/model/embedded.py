@@ -23,8 +23,11 @@ class Overlay:
     marked: torch.Tensor
 
     @classmethod
-    def find(cls, extras: Mapping[str, Any], length: int) -> Overlay | None:
-        """Return the overlay in a decoder's further arguments, None if they are anything else."""
+    def find(cls, extras: Mapping[str, Any], length: int, images: torch.Tensor | None = None) -> Overlay | None:
+        """Return the overlay in a decoder's further arguments, None if they are anything else.
+
+        images: (1, length) bool on the CPU, the tokens of images, which are those of an overlay.
+        """
         masks = {key: value for key, value in extras.items() if isinstance(value, torch.Tensor)}
         features = {key: list(value) for key, value in extras.items() if isinstance(value, list)}
         if len(masks) != 1 or len(features) + 1 != len(extras):
@@ -32,7 +35,7 @@ class Overlay:
         ((name, mask),) = masks.items()
         if mask.dtype != torch.bool or mask.shape != (1, length):
             return None
-        marked = mask.cpu()
+        marked = mask.cpu() if images is None else images
         count = int(marked.sum())
         laid = all(layer.ndim == 2 and len(layer) == count for value in features.values() for layer in value)
         return cls(name, mask, features, marked) if laid else None

@@ -125,6 +125,7 @@ class MLLM:
         self._followed, self.updates_add_up = False, True
         patches.prepare(model)
         attention.prepare(model.model)
+        placeholders.prepare(self.decoder, self.device)
         self.calibrations = calibrations
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations)
         self.checked: Calibration | None = None
@@ -281,8 +282,7 @@ class MLLM:
         """Run the wrapper up to its decoder call and return the decoder's arguments.
 
         No family needs code of its own: image features, multi-axis positions and special masks are the wrapper's work.
-        `features` of all images, where they were encoded before, are the result of `image_features`, and `rope` that of
-        `rope_positions`, where it was computed before.
+        `features` are the result of `image_features` where images were encoded before, `rope` that of `rope_positions`.
         """
         names = (name for name in inputs if features is None or not name.startswith(PIXELS))
         arguments: dict[str, Any] = {name: to_device(inputs[name], self.device) for name in names}
@@ -306,10 +306,10 @@ class MLLM:
             handle.remove()
         if hasattr(self.model.model, "rope_deltas"):  # a wrapper keeps it between calls; here it is per sequence
             self.model.model.rope_deltas = None
-        embedded = self._decoder_inputs(received)
+        embedded = self._decoder_inputs(received, inputs["input_ids"] == self.image_token_id)
         return embedded if positions is None else replace(embedded, last=int(positions.max()))
 
-    def _decoder_inputs(self, received: dict[str, Any]) -> Embedded:
+    def _decoder_inputs(self, received: dict[str, Any], images: torch.Tensor) -> Embedded:
         embeds = received.pop("inputs_embeds")
         positions = received.pop("position_ids", None)
         last = None
@@ -325,7 +325,7 @@ class MLLM:
             and value is not None
             and name not in {"input_ids", "past_key_values", "use_cache"}
         }
-        if overlay := Overlay.find(extras, embeds.shape[1]):
+        if overlay := Overlay.find(extras, embeds.shape[1], images):
             extras = {}
         return Embedded(embeds, positions, mask, overlay, extras, last)
 

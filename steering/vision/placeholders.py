@@ -1,7 +1,7 @@
-"""The places of pictures' features among a prompt's tokens, counted on the host.
+"""The places of pictures' features among a prompt's tokens, for which a GPU's host does not wait.
 
 transformers counts them on the device to compare them with the features, so that the host waits twice for the whole vision
-encoder before it may launch the first layer of the decoder.
+encoder before it may launch the first layer of the decoder. Where layers add further features (DeepStack), it waits in each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+def prepare(decoder: Any, device: torch.device) -> None:
+    """Let a decoder on a GPU add features to its layers without asking for their places."""
+    if device.type != "cpu" and hasattr(decoder, "_deepstack_process"):
+        decoder._deepstack_process = added
+
+
+def added(hidden_states: torch.Tensor, visual_pos_masks: torch.Tensor, visual_embeds: torch.Tensor) -> torch.Tensor:
+    """Add features (k, d) to the k tokens of states (rows, n, d) that are True in a mask (rows, n)."""
+    mask = visual_pos_masks.to(hidden_states.device)[..., None]
+    features = visual_embeds.to(hidden_states)
+    return torch.where(
+        mask, hidden_states + torch.zeros_like(hidden_states).masked_scatter(mask, features), hidden_states
+    )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from steering.model.images import Features
-from steering.vision.placeholders import counted
+from steering.vision.placeholders import added, counted, prepare
 from tests import families
 from tests.steering.conftest import LoadMLLM
 
@@ -42,3 +42,14 @@ def test_a_wrong_number_of_features_is_refused(load_mllm: LoadMLLM) -> None:
     with counted(wrapper, {"input_ids": ids}, Features(torch.zeros(2, 3, 4))):
         assert "get_placeholder_mask" in vars(wrapper)
     assert "get_placeholder_mask" not in vars(wrapper)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_are_added_as_by_the_decoder(dtype: torch.dtype, load_mllm: LoadMLLM) -> None:
+    decoder = load_mllm("qwen3_vl").decoder
+    torch.manual_seed(0)
+    states, mask = torch.randn(2, 7, 8, dtype=dtype), torch.rand(2, 7) > 0.5
+    features = torch.randn(int(mask.sum()), 8)
+    assert torch.equal(added(states, mask, features), decoder._deepstack_process(states, mask, features))
+    prepare(decoder, torch.device("cpu"))
+    assert "_deepstack_process" not in vars(decoder)
