@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,15 +22,19 @@ from steering.triton.capture import Captured
 from steering.vision.geometry import GRID
 
 PATIENCE = 4
-"""Encodings of pictures of the same sizes before they are captured, which takes about as long as four more."""
+"""Encodings of pictures of the same sizes before they are captured, which takes as long as about six more."""
 MOST = 8
-"""Maximum number of graphs, each of which holds its pictures' pixels and features; the latest are kept."""
+"""Maximum number of graphs, each of which holds its pictures' pixels and features."""
+STALE = 512
+"""Encodings after which sizes that have not recurred are forgotten, and a graph that was not used gives way to another."""
 MOST_PATCHES = 8192
 """Maximum patches of a graph: with more, a GPU takes longer than the host."""
-MOST_PICTURES = 8
-"""Maximum pictures of a graph for an encoder without patches of its own size."""
-LEAST_FREE = 2**30
-"""Bytes of a GPU's free memory below which no more pictures are captured."""
+MOST_PIXELS = 3 * 2**21
+"""Maximum colour values of a graph for an encoder whose pictures have no grids."""
+LEAST_FREE = 2**29
+"""Bytes of a GPU's free memory that a graph must leave."""
+ROOM = 16
+"""Bytes of intermediate results for each of pixels, which graphs hold together."""
 WITHIN = 2e-2
 """Largest relative difference between features of a new graph and the eager ones, from other kernels in half precision."""
 
@@ -43,7 +47,8 @@ Capture = Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured]
 class _Graph(NamedTuple):
     """A captured encoding.
 
-    pixels: its input. made: its outputs, and `shape` their structure. kept: what else it reads, which caches may drop.
+    pixels: its input. made: its outputs, and `shape` their structure. kept: what else it reads beside weights, as caches may
+    drop it.
     """
 
     pixels: torch.Tensor
@@ -54,57 +59,81 @@ class _Graph(NamedTuple):
 
 
 class PictureGraphs:
-    """The graphs of one model's vision encoder; `taken` is how many encodings ran in one."""
+    """The graphs of one model's vision encoder; `taken` is how many encodings ran in one.
+
+    Once a capture fails there are no more. Where its features differ from the eager ones, or memory ends, the same sizes are
+    not tried again.
+    """
 
     def __init__(self, mllm: MLLM, capture: Capture):
         self._mllm, self._capture = mllm, capture
-        self._graphs: OrderedDict[Sizes, _Graph] = OrderedDict()
+        self._graphs: dict[Sizes, _Graph] = {}
+        self._used: dict[Sizes, int] = {}  # the encoding in which a graph was last used
         self._wanted: Counter[Sizes] = Counter()
+        self._refused: set[Sizes] = set()
         self._ended = False
+        self._encodings = 0
         self.taken = 0
 
     def __len__(self) -> int:
         return len(self._graphs)
 
+    @torch.inference_mode()
     def features(self, pictures: Mapping[str, torch.Tensor]) -> Features | None:
         """Encode pictures as `MLLM.image_features`; None where they must be encoded eagerly."""
-        sizes = None if self._ended else _sizes(pictures)
-        if sizes is None:
+        self._encodings += 1
+        if self._encodings % STALE == 0:
+            self._wanted.clear()
+        sizes = _sizes(pictures)
+        waits = GRID in pictures and self._mllm.encoder.splits_on_the_host is False
+        if sizes is None or waits:
             return None
-        graph = self._graphs.get(sizes) or self._capture_recurring(sizes, pictures)
+        graph = self._graphs.get(sizes) or self._new(sizes, pictures)
         if graph is None:
             return None
-        self._graphs.move_to_end(sizes)
+        self._used[sizes] = self._encodings
         graph.pixels.copy_(on_device(pictures, PIXELS, self._mllm.device))
         graph.replay()
         self.taken += 1
         return Features(*tree_unflatten([tensor.clone() for tensor in graph.made], graph.shape))
 
-    def _capture_recurring(self, sizes: Sizes, pictures: Mapping[str, torch.Tensor]) -> _Graph | None:
-        """Capture pictures of these sizes once they have recurred, and while memory is free; otherwise return None."""
+    def _new(self, sizes: Sizes, pictures: Mapping[str, torch.Tensor]) -> _Graph | None:
+        """Capture pictures of these sizes once they have recurred, and while there is room; otherwise return None."""
         self._wanted[sizes] += 1
-        if len(self._wanted) > 64 * MOST:
-            self._wanted = Counter(dict(self._wanted.most_common(MOST)))
-        free = free_bytes(self._mllm.device)
-        if self._wanted[sizes] <= PATIENCE or (free is not None and free < LEAST_FREE):
+        if self._ended or sizes in self._refused or self._wanted[sizes] <= PATIENCE or not self._make_room():
             return None
+        self._wanted[sizes] = 0
         try:
-            graph = self._captured(pictures)
+            fixed, free = _Fixed(pictures, self._mllm.device), free_bytes(self._mllm.device)
+            if free is not None and free < LEAST_FREE + ROOM * fixed.tensors[PIXELS].nbytes:
+                return None
+            graph = self._captured(fixed)
+        except torch.OutOfMemoryError as error:
+            log.warning("pictures of %s are encoded eagerly: %s", sizes, error)
+            graph = None
         except Exception as error:
-            log.warning("pictures are encoded eagerly: %s: %s", type(error).__name__, error)
+            log.warning("no more pictures are captured; the rest are encoded eagerly: %s", error)
             self._ended = True
             return None
-        while len(self._graphs) >= MOST:
-            self._graphs.popitem(last=False)
-        del self._wanted[sizes]
+        if graph is None:
+            self._refused.add(sizes)
+            return None
         self._graphs[sizes] = graph
         log.info("captured the encoding of pictures of %s: %d graphs", sizes, len(self))
         return graph
 
-    def _captured(self, pictures: Mapping[str, torch.Tensor]) -> _Graph:
-        """Capture pictures, and compare the result with the eager one; raise RuntimeError where they differ."""
-        device = self._mllm.device
-        fixed = _Fixed(pictures, device)
+    def _make_room(self) -> bool:
+        """Return True where there may be one more graph, after one that was not used for long has given way."""
+        if len(self._graphs) < MOST:
+            return True
+        oldest = min(self._used, key=lambda sizes: self._used[sizes])
+        if self._encodings - self._used[oldest] < STALE:
+            return False
+        del self._graphs[oldest], self._used[oldest]
+        return True
+
+    def _captured(self, fixed: _Fixed) -> _Graph | None:
+        """Capture pictures; return None where the result is not the eager one."""
 
         def run() -> tuple[list[torch.Tensor], Any]:
             output = self._mllm.image_features(fixed)
@@ -114,12 +143,16 @@ class PictureGraphs:
         run()  # fills caches, whose tensors are then given
         with _Given() as given:
             expected, shape = run()
-        replay, made = self._capture(lambda: run()[0], device)
+        replay, made = self._capture(lambda: run()[0], self._mllm.device)
         replay()
         for ours, eager in zip(made, expected, strict=True):
             if not float((ours - eager).double().norm()) <= WITHIN * float(eager.double().norm()):
-                raise RuntimeError("a captured encoding has other features")
-        return _Graph(fixed.tensors[PIXELS], replay, made, shape, list(given.tensors.values()))
+                log.warning("the graph of an encoding has other features than the eager one, and is not used")
+                return None
+        model = self._mllm.model
+        weights = {part.untyped_storage().data_ptr() for part in (*model.parameters(), *model.buffers())}
+        kept = [tensor for place, tensor in given.tensors.items() if place not in weights]
+        return _Graph(fixed.tensors[PIXELS], replay, made, shape, kept)
 
 
 class _Fixed(Inputs):
@@ -141,7 +174,7 @@ class _Given(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.tensors: dict[int, torch.Tensor] = {}
-        self._made = set[int]()  # addresses, of which none was that of a tensor from before
+        self._made = set[int]()  # addresses of memory that was allocated within the block
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in _tensors([args, kwargs or {}]):
@@ -165,5 +198,5 @@ def _sizes(pictures: Mapping[str, torch.Tensor]) -> Sizes | None:
     if GRID in pictures:
         grids = tuple(map(tuple, pictures[GRID].tolist()))
         return grids if sum(map(math.prod, grids)) <= MOST_PATCHES else None
-    shape = tuple(pictures[PIXELS].shape)
-    return (shape,) if shape[0] <= MOST_PICTURES else None
+    pixels = pictures[PIXELS]
+    return (tuple(pixels.shape),) if pixels.numel() <= MOST_PIXELS else None

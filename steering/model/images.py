@@ -35,8 +35,8 @@ Encode = Callable[[Mapping[str, torch.Tensor]], Any]
 class Features(ModelOutput):
     """The used part of the output of a model's `get_image_features`.
 
-    pooler_output: of each picture (tokens, d), or one tensor of all. deepstack_features: per layer (tokens of all pictures,
-    d), where a model has them.
+    pooler_output: of each picture (tokens, d), or one tensor of all. deepstack_features: per layer (tokens, d) of each
+    picture, or (tokens of all pictures, d), where a model has them.
     """
 
     pooler_output: Any = None
@@ -70,16 +70,20 @@ class PictureFeatures:
         if len(pooled) != count:
             return None
         lengths = [len(part) for part in pooled]
-        if any(sum(lengths) != len(layer) for layer in deep):
+        whole = [isinstance(layer, torch.Tensor) for layer in deep]
+        if any(len(layer) != (sum(lengths) if joint else count) for layer, joint in zip(deep, whole, strict=True)):
             return None
-        layers = [layer.split(lengths) for layer in deep]
+        layers = [layer.split(lengths) if joint else layer for layer, joint in zip(deep, whole, strict=True)]
         return [cls(_copy_of(pooled[at]), tuple(_copy_of(layer[at]) for layer in layers)) for at in range(count)]
 
     @staticmethod
-    def join(parts: Sequence[PictureFeatures], stacked: bool) -> Features:
-        """Join the features of a prompt's pictures as its model takes them: `stacked` in one tensor, or as a sequence."""
+    def join(parts: Sequence[PictureFeatures], stacked: bool, whole: bool = True) -> Features:
+        """Join the features of a prompt's pictures as its model takes them: `stacked` in one tensor, or as a sequence.
+
+        whole: it takes those of DeepStack's layers in one tensor.
+        """
         pooled = tuple(part.pooled for part in parts)
-        deep = [torch.cat(layer) for layer in zip(*(part.deep for part in parts), strict=True)]
+        deep = [torch.cat(layer) if whole else layer for layer in zip(*(part.deep for part in parts), strict=True)]
         return Features(torch.stack(pooled) if stacked else pooled, deep or None)
 
 
@@ -229,6 +233,7 @@ class ImageCache:
         self._ahead: dict[bytes, KeptFeatures] = {}  # features of one prompt, encoded before it is embedded
         self._separable = True  # whether the model's features can be separated by picture
         self._stacked: bool | None = None  # whether the model takes several pictures' features as one tensor
+        self._whole = True  # whether it takes those of DeepStack's layers as one tensor
         self._form = OneForm()
 
     def stats(self) -> dict[str, int]:
@@ -319,13 +324,14 @@ class ImageCache:
                     "The vision encoder returns image features now as a tensor and before as a sequence, or the reverse."
                 )
             self._stacked = stacked
+            self._whole = all(isinstance(layer, torch.Tensor) for layer in output.get("deepstack_features") or ())
         return parts
 
     def _join(self, parts: Sequence[KeptFeatures]) -> Features:
         """Join the cached features of a prompt's pictures as the model takes them."""
         separate = [part for part in parts if isinstance(part, PictureFeatures)]
         if len(separate) == len(parts):
-            return PictureFeatures.join(separate, bool(self._stacked))
+            return PictureFeatures.join(separate, bool(self._stacked), self._whole)
         (features,) = parts
         assert isinstance(features, Features)
         return Features(**features)

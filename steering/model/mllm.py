@@ -29,16 +29,17 @@ from steering.model.calibration import Calibration
 from steering.model.chat.template import ChatTemplate
 from steering.model.checkpoint import end_id_of, generation_defaults_of, settings_of, stop_ids_of
 from steering.model.embedded import Embedded, Overlay
+from steering.model.encoder import PictureEncoder
 from steering.model.following.additions import Additions
 from steering.model.following.head import OutputHead
-from steering.model.images import PIXELS, on_device
+from steering.model.images import PIXELS
 from steering.model.processing.pixels import PixelBounds
 from steering.model.processing.seen import SeenPictures
 from steering.triton import fusing
 from steering.triton.attended import DecodeFunction
 from steering.triton.attention import decode_kernel
 from steering.vision import attention, patches, placeholders, widths
-from steering.vision.geometry import GRID, Geometry
+from steering.vision.geometry import Geometry
 
 Quantization = Literal["int8"]
 
@@ -130,8 +131,7 @@ class MLLM:
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations)
         self.checked: Calibration | None = None
         self._geometry = Geometry(model.model)
-        self._splits_on_the_host = True  # features, without waiting for the device
-        self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
+        self.encoder = PictureEncoder(model.model, self._geometry, self.device)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
         self.takes_image_features = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
 
@@ -331,24 +331,7 @@ class MLLM:
 
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         """Encode images, given as the processor's tensors, and return the result of the wrapper's `get_image_features`."""
-        with self._geometry.on_the_host(pictures, self.device) as inputs:
-            if not inputs or not self._splits_on_the_host:
-                return self._encode(pictures, inputs)
-            try:
-                return self._encode(pictures, inputs, on_the_host=(GRID,))
-            except RuntimeError:
-                self._splits_on_the_host = False  # some encoders compute with grids on the device, too
-                return self._encode(pictures, inputs)
-
-    def _encode(
-        self, pictures: Mapping[str, torch.Tensor], inputs: Mapping[str, Any], on_the_host: tuple[str, ...] = ()
-    ) -> Any:
-        arguments: dict[str, Any] = {
-            name: pictures[name] if name in on_the_host else on_device(pictures, name, self.device)
-            for name in pictures
-            if name in self._feature_arguments
-        }
-        return self.model.model.get_image_features(**arguments, **inputs, return_dict=True)
+        return self.encoder(pictures)
 
     def alike(self, pictures: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
         """Return what `steering.vision.geometry.Geometry.alike` does."""

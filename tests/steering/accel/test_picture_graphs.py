@@ -1,4 +1,4 @@
-"""Pictures whose sizes recur are encoded in graphs, by recordings that are as strict as CUDA's, as they are eagerly."""
+"""Pictures whose sizes recur are encoded in graphs, by recordings that stand for CUDA's, as they are eagerly."""
 
 from __future__ import annotations
 
@@ -102,34 +102,89 @@ def test_features_stay_what_they_were(load_mllm: LoadMLLM) -> None:
     assert all(map(torch.equal, leaves(first), before))
 
 
-def test_the_latest_sizes_are_kept(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_graphs, "MOST", 2)
+def test_a_graph_gives_way_only_if_it_was_not_used_for_long(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture_graphs, "MOST", 1)
+    monkeypatch.setattr(picture_graphs, "STALE", 24)
     mllm = load_mllm("qwen2_vl")
     graphs = graphs_of(mllm)
-    for size in ((28, 28), (56, 28), (28, 28), (28, 56)):
-        encoded(graphs, mllm, range(PATIENCE + 1), size)
-    assert [*graphs._graphs] == [((1, 4, 4),), ((1, 8, 4),)]
+    assert any(encoded(graphs, mllm, range(PATIENCE + 1), (28, 28)))
+    assert not any(encoded(graphs, mllm, range(PATIENCE + 3), (56, 28)))
+    assert all(encoded(graphs, mllm, range(2), (28, 28)))
+    assert encoded(graphs, mllm, range(24), (56, 28))[-1]
+    assert [*graphs._graphs] == [((1, 4, 8),)]
+    assert not any(encoded(graphs, mllm, range(3), (28, 28)))
 
 
-@pytest.mark.parametrize("kind", ["too large", "an error", "other features", "no memory"])
+def test_sizes_that_do_not_recur_soon_are_forgotten(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_graphs, "STALE", 10)
+    mllm = load_mllm("qwen2_vl")
+    graphs = graphs_of(mllm)
+    for _ in range(PATIENCE + 1):
+        encoded(graphs, mllm, range(1), (28, 28))
+        for side in range(2, 11):
+            encoded(graphs, mllm, range(1), (28, 14 * side))
+    assert len(graphs) == 0
+
+
+def test_other_tensors_than_pixels_and_grids_have_no_graph(load_mllm: LoadMLLM) -> None:
+    mllm = load_mllm("qwen2_vl")
+    graphs = graphs_of(mllm)
+    pictures = {**tensors(mllm, 0, (28, 28)), "image_sizes": torch.tensor([[28, 28]])}
+    assert [graphs.features(pictures) for _ in range(PATIENCE + 2)] == [None] * (PATIENCE + 2)
+
+
+def test_an_encoder_that_reads_grids_on_the_device_has_no_graph(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for the device within a capture."""
+    mllm = load_mllm("glm4v")
+    monkeypatch.setattr(mllm.encoder, "splits_on_the_host", False)
+    assert not any(encoded(graphs_of(mllm), mllm, range(PATIENCE + 2), (56, 42)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("too large", None),
+        ("no memory", None),
+        ("an error", "no more pictures are captured"),
+        ("out of memory", "are encoded eagerly: it ended"),
+        ("other features", "has other features"),
+    ],
+)
 def test_other_pictures_are_encoded_eagerly(
-    kind: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: str, words: str | None, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mllm = load_mllm("qwen2_vl")
+    recorded, calls = Recorded(), list[int]()
 
-    def failing(run: Any, device: torch.device) -> Any:
+    def capture(run: Any, device: torch.device) -> Any:
+        calls.append(len(calls))
         if kind == "an error":
-            raise RuntimeError("it waits for the host")
+            raise RuntimeError(kind)
+        if kind == "out of memory":
+            raise torch.OutOfMemoryError("it ended")
         outputs = [output.clone() for output in run()]
         return lambda: outputs[0].mul_(1.5), outputs
 
-    graphs = PictureGraphs(mllm, failing)
+    graphs = PictureGraphs(mllm, recorded)
+    encoded(graphs, mllm, range(PATIENCE + 1), (28, 28))
+    graphs._capture = capture
     if kind == "too large":
-        monkeypatch.setattr(picture_graphs, "MOST_PATCHES", 10)
+        monkeypatch.setattr(picture_graphs, "MOST_PATCHES", 40)
     if kind == "no memory":
         monkeypatch.setattr(picture_graphs, "free_bytes", lambda device: 2**20)
-    assert encoded(graphs, mllm, range(PATIENCE + 3), (56, 42)) == [False] * (PATIENCE + 3)
-    assert ("pictures are encoded eagerly" in caplog.text) == (kind in ("an error", "other features"))
+    assert not any(encoded(graphs, mllm, range(PATIENCE + 3), (56, 42)))
+    assert caplog.text.count(words or "\0") == len(calls) == (words is not None)
+    assert all(encoded(graphs, mllm, range(2), (28, 28))), "graphs that are right stay in use"
+    graphs._capture = recorded
+    others = any(encoded(graphs, mllm, range(PATIENCE + 3), (28, 56)))
+    assert others == (kind in ("too large", "out of memory", "other features"))
+    if kind == "no memory":
+        monkeypatch.setattr(picture_graphs, "free_bytes", lambda device: 2**40)
+    assert any(encoded(graphs, mllm, range(PATIENCE + 3), (56, 42))) == (kind == "no memory"), "memory may come back"
 
 
 def test_answers_about_pictures_in_graphs_are_the_same(load_mllm: LoadMLLM) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from steering.form import MixedForms
-from steering.model.images import Features, ImageCache, Picture, divide
+from steering.model.images import Features, ImageCache, Picture, PictureFeatures, divide
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
 
@@ -182,3 +182,23 @@ def test_prompts_encoded_together_get_what_they_get_alone(
             encoded.append(cache.misses)
     assert encoded[0] == encoded[1] > 0
     assert cache.hits >= encoded[0]
+    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v"):
+        assert (cache.misses, cache.hits) == (6, 6), "each picture by itself"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_features_of_deep_layers_are_joined_in_the_form_in_which_they_came(whole: bool) -> None:
+    layers = [torch.arange(10.0).view(5, 2) + 100 * layer for layer in range(2)]
+    deep = layers if whole else [layer.split([2, 3]) for layer in layers]
+    pooled = torch.zeros(5, 2).split([2, 3])
+    parts = PictureFeatures.separate(Features(pooled, deep), 2)
+    assert parts is not None
+    for number, layer in enumerate(layers):
+        assert torch.equal(torch.cat([part.deep[number] for part in parts]), layer)
+    again = PictureFeatures.join(parts, stacked=False, whole=whole).deepstack_features
+    for made, given in zip(again, deep, strict=True):
+        assert all(map(torch.equal, made, given))
+    assert (
+        PictureFeatures.separate(Features(pooled, [layers[0][1:]] if whole else [layers[0].split([2, 2, 1])]), 2)
+        is None
+    )

@@ -11,7 +11,7 @@ from tests import families
 from tests.steering.parallel import waits as program
 from tests.steering.parallel.asking import computed_apart
 
-EMBEDDING = ("model/mllm.py", "model/embedded.py")
+EMBEDDING = ("model/mllm.py", "model/encoder.py", "model/embedded.py")
 """The files where transformers' wrappers compute a prompt's embeddings.
 
 For many families their checks that pictures fit the prompt wait twice, and their towers where features are split.
@@ -92,7 +92,7 @@ def test_a_decode_waits_once_and_a_prompt_s_chunk_a_few_times_whatever_the_famil
             for lines in (prefill, decode)
         )
         assert step == {TOKENS: 1}, (family, decode)
-        embedded = chunk.pop("model/mllm.py", 0) + chunk.pop("model/embedded.py", 0)
+        embedded = sum(chunk.pop(file, 0) for file in EMBEDDING)
         assert embedded <= EMBEDDED.get(family, 8), (family, prefill)
         assert chunk.pop(TOKENS) == 2, (family, prefill)  # the first token, and the step's own
         assert chunk.keys() <= {PREFILL}, (family, prefill)
