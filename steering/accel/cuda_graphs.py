@@ -94,7 +94,7 @@ class DecodeGraphs:
         captures: Callable[[], Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured]] = Capture,
     ):
         self._mllm, self._captures, self._capture = mllm, captures, captures()
-        self.pictures = PictureGraphs(mllm, lambda *call: self._capture(*call))
+        self.pictures = PictureGraphs(mllm, self._capture)
         self.tried = False
         self._ended = False
         self._forms: dict[tuple[int | None, int], list[_Form]] = {}
