@@ -37,7 +37,7 @@ def test_a_refused_request_leaves_the_answers_before(playground: Callable[..., V
     assert page.locator("#base").is_visible()
     assert page.locator("#card-focus").is_visible()
     assert page.locator("#views figure").count() == 1
-    until(page, "JSON.parse(sessionStorage.getItem('helmsight.draft')).shown !== null")
+    until(page, "(JSON.parse(sessionStorage.getItem('helmsight.draft'))?.shown ?? null) !== null")
     page.reload()
     page.wait_for_selector("#card-focus")
     assert page.locator("#answer-words").inner_text() == answer
