@@ -28,7 +28,7 @@ from steering.model.embedded import Embedded
 from steering.model.images import Features
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
-from steering.triton.capture import Capture, Captured
+from steering.triton.capture import Capture, CaptureFunction
 
 LEAST = 256
 """Least number of columns that a graph reads."""
@@ -91,7 +91,7 @@ class DecodeGraphs:
     def __init__(
         self,
         mllm: MLLM,
-        captures: Callable[[], Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured]] = Capture,
+        captures: Callable[[], CaptureFunction] = Capture,
     ):
         self._mllm, self._captures, self._capture = mllm, captures, captures()
         self.pictures = PictureGraphs(mllm, self._capture)

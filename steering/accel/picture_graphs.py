@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from steering.devices import free_bytes
 from steering.model.images import PIXELS, Features, Inputs, on_device
 from steering.model.mllm import MLLM
-from steering.triton.capture import Captured
+from steering.triton.capture import CaptureFunction
 from steering.vision.geometry import GRID
 
 PATIENCE = 4
@@ -41,7 +41,6 @@ WITHIN = 2e-2
 log = logging.getLogger(__name__)
 
 Sizes = tuple[tuple[int, ...], ...]
-Capture = Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured]
 
 
 class _Graph(NamedTuple):
@@ -65,7 +64,7 @@ class PictureGraphs:
     not tried again.
     """
 
-    def __init__(self, mllm: MLLM, capture: Capture):
+    def __init__(self, mllm: MLLM, capture: CaptureFunction):
         self._mllm, self._capture = mllm, capture
         self._graphs: dict[Sizes, _Graph] = {}
         self._used: dict[Sizes, int] = {}  # the encoding in which a graph was last used
@@ -85,8 +84,7 @@ class PictureGraphs:
         if self._encodings % STALE == 0:
             self._wanted.clear()
         sizes = _sizes(pictures)
-        waits = GRID in pictures and self._mllm.encoder.splits_on_the_host is False
-        if sizes is None or waits:
+        if sizes is None:
             return None
         graph = self._graphs.get(sizes) or self._new(sizes, pictures)
         if graph is None:
@@ -100,7 +98,8 @@ class PictureGraphs:
     def _new(self, sizes: Sizes, pictures: Mapping[str, torch.Tensor]) -> _Graph | None:
         """Capture pictures of these sizes once they have recurred, and while there is room; otherwise return None."""
         self._wanted[sizes] += 1
-        if self._ended or sizes in self._refused or self._wanted[sizes] <= PATIENCE or not self._make_room():
+        waits = GRID in pictures and not self._mllm.encoder.splits_on_the_host  # for the device, which no graph can
+        if waits or self._ended or sizes in self._refused or self._wanted[sizes] <= PATIENCE or not self._make_room():
             return None
         self._wanted[sizes] = 0
         try:

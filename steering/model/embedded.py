@@ -23,7 +23,7 @@ class Overlay:
     marked: torch.Tensor
 
     @classmethod
-    def find(cls, extras: Mapping[str, Any], length: int, images: torch.Tensor | None = None) -> Overlay | None:
+    def find(cls, extras: Mapping[str, Any], length: int, images: torch.Tensor) -> Overlay | None:
         """Return the overlay in a decoder's further arguments, None if they are anything else.
 
         images: (1, length) bool on the CPU, the tokens of images, which are those of an overlay.
@@ -35,10 +35,9 @@ class Overlay:
         ((name, mask),) = masks.items()
         if mask.dtype != torch.bool or mask.shape != (1, length):
             return None
-        marked = mask.cpu() if images is None else images
-        count = int(marked.sum())
+        count = int(images.sum())
         laid = all(layer.ndim == 2 and len(layer) == count for value in features.values() for layer in value)
-        return cls(name, mask, features, marked) if laid else None
+        return cls(name, mask, features, images) if laid else None
 
     def cut(self, start: int, end: int) -> Overlay:
         """Return the part on tokens start..end of a single prompt."""

@@ -284,7 +284,7 @@ class MLLM:
         No family needs code of its own: image features, multi-axis positions and special masks are the wrapper's work.
         `features` are the result of `image_features` where images were encoded before, `rope` that of `rope_positions`.
         """
-        names = (name for name in inputs if features is None or not name.startswith(PIXELS))
+        names = [name for name in inputs if features is None or not name.startswith(PIXELS)]
         arguments: dict[str, Any] = {name: to_device(inputs[name], self.device) for name in names}
         positions = self.rope_positions(inputs) if rope is None else rope
         if positions is not None:
@@ -298,15 +298,16 @@ class MLLM:
             raise _Intercepted
 
         handle = self.decoder.register_forward_pre_hook(intercept, with_kwargs=True)
-        own_count = nullcontext() if features is None else placeholders.counted(self.model.model, inputs, features)
+        images, wrapper = inputs["input_ids"] == self.image_token_id, self.model.model
         try:
-            with own_count, suppress(_Intercepted):
+            counted = nullcontext() if features is None else placeholders.counted(wrapper, int(images.sum()), features)
+            with counted, suppress(_Intercepted):
                 self.model.model(**arguments, use_cache=False)
         finally:
             handle.remove()
         if hasattr(self.model.model, "rope_deltas"):  # a wrapper keeps it between calls; here it is per sequence
             self.model.model.rope_deltas = None
-        embedded = self._decoder_inputs(received, inputs["input_ids"] == self.image_token_id)
+        embedded = self._decoder_inputs(received, images)
         return embedded if positions is None else replace(embedded, last=int(positions.max()))
 
     def _decoder_inputs(self, received: dict[str, Any], images: torch.Tensor) -> Embedded:

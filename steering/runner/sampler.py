@@ -163,7 +163,8 @@ class SamplerRows:
         """Write a sequence's settings into its slot. prompt, generated: token ids so far."""
         if sampling.greedy:
             sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-        sampling = replace(sampling, top_p=max(sampling.top_p, LEAST_TOP_P))
+        elif sampling.top_p < LEAST_TOP_P:
+            sampling = replace(sampling, top_p=LEAST_TOP_P)
         self.scalars[slot] = to_device(
             torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS]), self.scalars
         )

@@ -13,6 +13,8 @@ WARMUPS = 2
 
 Captured = tuple[Callable[[], object], list[torch.Tensor]]
 """The replay of a captured call, and the tensors that it writes each time."""
+CaptureFunction = Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured]
+"""The type of a `Capture`."""
 
 
 class Capture:

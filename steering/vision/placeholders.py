@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,10 +31,10 @@ def added(hidden_states: torch.Tensor, visual_pos_masks: torch.Tensor, visual_em
 
 
 @contextmanager
-def counted(wrapper: Any, inputs: Mapping[str, torch.Tensor], features: Any) -> Iterator[None]:
+def counted(wrapper: Any, tokens: int, features: Any) -> Iterator[None]:
     """Keep a wrapper from counting places on the device within the block, if it can; raise ValueError for a wrong number.
 
-    wrapper: the part of the model that takes pictures. inputs: the processor's tensors, on the CPU. features: of all
+    wrapper: the part of the model that takes pictures. tokens: the number of a prompt's image tokens. features: of all
     pictures, as `MLLM.image_features` returns them.
     """
     method = getattr(wrapper, "get_placeholder_mask", None)
@@ -43,7 +43,6 @@ def counted(wrapper: Any, inputs: Mapping[str, torch.Tensor], features: Any) -> 
     if method is None or not optional or "get_placeholder_mask" in vars(wrapper):
         yield
         return
-    tokens = int((inputs["input_ids"] == wrapper.config.image_token_id).sum())
     rows = sum(part.shape[:-1].numel() for part in features.pooler_output)
     if tokens != rows:
         raise ValueError(f"Image features and image tokens do not match, tokens: {tokens}, features: {rows}")

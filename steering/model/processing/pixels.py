@@ -46,7 +46,10 @@ class PixelBounds:
         else:
             return None
         least, most = images.size["shortest_edge"], images.size["longest_edge"]
-        filter_used = Image.Resampling(int(images.resample))
+        # A processor that does not resize may have none; transformers takes its default for what is none of Pillow's.
+        filter_used = Image.Resampling(
+            images.resample if isinstance(images.resample, int) else Image.Resampling.BILINEAR
+        )
         return cls(images.patch_size * images.merge_size, -(-least // frames), most // frames, frames, filter_used)
 
     def sized(self, picture: Image.Image, least: int | None, most: int | None) -> Image.Image:
@@ -55,7 +58,8 @@ class PixelBounds:
         Raises ValueError as the processor does.
         """
         picture = picture if picture.mode == "RGB" else picture.convert("RGB")
-        return picture.resize(self.size(picture, least, most), self.resample)
+        size = self.size(picture, least, most)
+        return picture if picture.size == size else picture.resize(size, self.resample)
 
     def size(self, picture: Image.Image, least: int | None, most: int | None) -> tuple[int, int]:
         """Return the width and height of the resized picture; raise ValueError as the processor does."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from steering.model.images import PIXELS, Picture, PixelTable
 from steering.model.processing.pixels import PixelBounds
@@ -60,12 +60,11 @@ class RawPixels:
 
     def _cut(self, image: Image.Image, size: Mapping[str, int] | None = None) -> dict[str, torch.Tensor]:
         """Return the same without the float32 pixels that the processor would make on the way."""
-        patch, merge = self._images.patch_size, self._images.merge_size
+        assert self._bounds is not None
         least, most = ((size or self._images.size)[edge] for edge in ("shortest_edge", "longest_edge"))
-        height, width = smart_resize(image.height, image.width, patch * merge, least, most)
-        if image.size != (width, height):
-            image = image.resize((width, height), self._images.resample)
-        rows, columns = height // patch, width // patch
+        image = self._bounds.sized(image, least, most)
+        patch, merge = self._images.patch_size, self._images.merge_size
+        rows, columns = image.height // patch, image.width // patch
         pixels = np.asarray(image).reshape(rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS)
         patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, CHANNELS, patch * patch)
         return {

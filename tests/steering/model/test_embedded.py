@@ -12,7 +12,7 @@ def prompt(tokens: int, images: list[int], first_feature: float = 0.0) -> Embedd
     mask = torch.zeros(1, tokens, dtype=torch.bool)
     mask[0, images] = True
     features = first_feature + torch.arange(len(images), dtype=torch.float32)[:, None].expand(-1, 2)
-    overlay = Overlay.find({"where": mask, "what": [features, 10 * features]}, tokens) if images else None
+    overlay = Overlay.find({"where": mask, "what": [features, 10 * features]}, tokens, mask) if images else None
     return Embedded(torch.ones(1, tokens, 2), torch.arange(tokens)[None], overlay=overlay)
 
 
@@ -26,11 +26,11 @@ def laid(overlay: Overlay) -> torch.Tensor:
 def test_an_overlay_is_found_only_where_every_argument_is_understood() -> None:
     mask = torch.tensor([[True, False, True]])
     features = [torch.zeros(2, 4)]
-    assert Overlay.find({"where": mask, "what": features}, 3) is not None
-    assert Overlay.find({"where": mask, "what": [torch.zeros(3, 4)]}, 3) is None  # not one row a marked token
-    assert Overlay.find({"where": mask, "what": features, "else": 1}, 3) is None
-    assert Overlay.find({"where": mask.int(), "what": features}, 3) is None
-    assert Overlay.find({}, 3) is None
+    assert Overlay.find({"where": mask, "what": features}, 3, mask) is not None
+    assert Overlay.find({"where": mask, "what": [torch.zeros(3, 4)]}, 3, mask) is None  # not one row a marked token
+    assert Overlay.find({"where": mask, "what": features, "else": 1}, 3, mask) is None
+    assert Overlay.find({"where": mask.int(), "what": features}, 3, mask) is None
+    assert Overlay.find({}, 3, mask) is None
 
 
 def test_chunks_put_together_are_the_prompt() -> None:

@@ -67,6 +67,13 @@ def test_the_processors_filter_resizes(load_plain: LoadPlain, monkeypatch: pytes
     assert drawn.tobytes() == image.resize((width, height), Image.Resampling.BILINEAR).tobytes()
 
 
+def test_a_processor_without_a_filter_has_bounds(load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = load_plain(FAMILY).processor
+    monkeypatch.setattr(processor.image_processor, "do_resize", False)
+    monkeypatch.setattr(processor.image_processor, "resample", None)
+    assert PixelBounds.of(processor) is not None
+
+
 def test_each_picture_has_its_own_and_keys_of_the_cache_tell_them_apart(load_mllm: LoadMLLM) -> None:
     mllm = load_mllm(FAMILY)
     alone = [build_prompt(mllm, chat(bounds)) for bounds in ({}, {"max_pixels": 800}, {"min_pixels": 9000})]
