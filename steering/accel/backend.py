@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from steering.accel.traced import HooksByName
+from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import PromptKernel
 from steering.model.embedded import Embedded
@@ -34,11 +35,19 @@ class Ran(NamedTuple):
     computed: Computed
 
 
+Eager = Callable[[Mapping[str, Hook | None], PrefillChunk, Embedded], Computed]
+"""A function that runs a chunk of some prompts eagerly, under hooks by the names of their slots."""
+
+
 class RunnerState(NamedTuple):
-    """The state that a runner's passes work on: its keys and values, and all of its slots in the order in which they act."""
+    """The state that a runner's passes work on: its keys and values, and all of its slots in the order in which they act.
+
+    eager: runs prompts without a backend.
+    """
 
     pool: KVPool
     parts: Sequence[Slots]
+    eager: Eager
 
 
 class FastPasses(Protocol):

@@ -19,6 +19,7 @@ import torch
 from steering.accel.backend import Ran, RunnerState
 from steering.accel.kernel import suits_kernel
 from steering.accel.picture_graphs import PictureGraphs
+from steering.accel.prompt_graphs import PromptGraphs
 from steering.accel.step import DecodeStep
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
@@ -30,8 +31,6 @@ from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 from steering.triton.capture import Capture, CaptureFunction
 
-LEAST = 256
-"""Least number of columns that a graph reads."""
 MOST = 256
 """Maximum number of graphs: each holds its outputs, a few MB a row for a step with every readout."""
 MOST_OCCASIONAL = 8
@@ -95,6 +94,7 @@ class DecodeGraphs:
     ):
         self._mllm, self._captures, self._capture = mllm, captures, captures()
         self.pictures = PictureGraphs(mllm, self._capture)
+        self.prompts = PromptGraphs(mllm, self._capture)
         self.tried = False
         self._ended = False
         self._forms: dict[tuple[int | None, int], list[_Form]] = {}
@@ -111,15 +111,10 @@ class DecodeGraphs:
     def columns(self, needed: int, pool: KVPool, suited: bool = True) -> int:
         """Return the number of columns that a step reads which needs `needed`.
 
-        It is all columns where a kernel reads only each row's own, and the step's hooks are `suited` to it; otherwise one of
-        few sizes, each at most half as large again as the previous one.
+        It is all columns where a kernel reads only each row's own, and the step's hooks are `suited` to it.
         """
-        if self._mllm.decode_attention is not None and suited:
-            return pool.length
-        size = LEAST
-        while size < needed:
-            size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-        return min(size, pool.length)
+        every = self._mllm.decode_attention is not None and suited
+        return pool.length if every else pool.rounded(needed)
 
     def on(self, runner: RunnerState) -> GraphPasses:
         """Return the passes of one runner."""
@@ -169,26 +164,27 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def prepare(self, sizes: Iterable[int]) -> None:
-        """Capture graphs of these numbers of rows for all usual hooks so far; raise what a capture raises."""
+        """Capture graphs of prompts, and of these numbers of rows for all usual hooks so far, raising what these raise."""
+        self.prompts.prepare()
         if self._pool is not None:
             for rows, form in itertools.product(sizes, self._all_forms()):
                 self._new(form, _padded_rows(rows, self._pool), self._pool)
 
     @torch.inference_mode()
     def prepare_next(self) -> bool:
-        """Capture one wanted graph, or one for more rows of a usual step that has run alone; return False without one.
+        """Capture one wanted graph, or one for more rows of a usual step that has run alone, or one of prompts.
 
-        Call it while nothing runs.
+        Returns False without one. Call it while nothing runs.
         """
         if self._pool is None or self._ended:
-            return False
+            return self.prompts.prepare_next()
         sizes = [1 << power for power in range(self._pool.slots.bit_length())]
         for form in self._all_forms():  # not of occasional ones, which would have the usual ones dropped
             for size in (*form.wanted, *(sizes if 1 in form.graphs else ())):
                 rows = _padded_rows(size, self._pool)
                 if rows not in form.graphs:
                     return self._new(form, rows, self._pool) is not None
-        return False
+        return self.prompts.prepare_next()
 
     def _all_forms(self) -> list[_Form]:
         return [form for forms in list(self._forms.values()) for form in forms]
@@ -292,7 +288,7 @@ class GraphPasses:
     """
 
     def __init__(self, graphs: DecodeGraphs, runner: RunnerState):
-        self._graphs, self._pool = graphs, runner.pool
+        self._graphs, self._pool, self._eager = graphs, runner.pool, runner.eager
         self._hooks = KnownHooks()
 
     def decode(
@@ -311,8 +307,8 @@ class GraphPasses:
         return None if computed is None else Ran(hooks, computed)
 
     def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:
-        """Decline: prompts have too many sizes."""
-        return None
+        """Run a chunk of some prompts; None for long ones, and where there is no graph."""
+        return self._graphs.prompts.run(chunk, acting, inputs, axes, self._pool, self._eager)
 
     def prompt_kernel(self) -> None:
         """Return None: there is no such kernel."""

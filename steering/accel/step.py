@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,20 +14,6 @@ from steering.decoder.attention import AttentionStep, Decode, DecodeKernel
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
-
-
-class StepSizes(NamedTuple):
-    """The sizes that vary from one pass to the next, and from one engine to another.
-
-    rows: pictures where these are encoded. width: tokens of each row. spans: of a prompt with the maximum number of images.
-    """
-
-    rows: int
-    width: int
-    columns: int
-    slots: int
-    length: int
-    spans: int
 
 
 class Step(nn.Module):
@@ -48,10 +33,6 @@ class Step(nn.Module):
     def left(self) -> Any:
         return self._note.left
 
-    @abstractmethod
-    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-        """Return all arguments of a call of these sizes. tensors: the hooks' tensors."""
-
     def around(self) -> AbstractContextManager[object]:
         """Return the context in which the model's modules are called."""
         return nullcontext()
@@ -65,35 +46,24 @@ class DecoderStep(Step):
         self.decoder = mllm.decoder
         self.output = mllm.model.get_output_embeddings()
 
-    @abstractmethod
-    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
-        """Return the inputs and their positions: the first arguments of a call of these sizes."""
-
     def adopted(self, hooks: list[Hook]) -> Hooks:
         """Return the hooks at their points, in the form in which they are called."""
         return Hooks.of(hooks)
-
-    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-        (mllm,) = self._mllm
-        column = torch.zeros(sizes.columns, device=mllm.device)
-        pooled = [
-            torch.zeros(sizes.slots, tensor.shape[1], sizes.length, tensor.shape[3], dtype=tensor.dtype)
-            for tensor in mllm.column().tensors
-        ]
-        return (*self.example(sizes), column, [tensor.contiguous() for tensor in tensors], pooled)
 
     def run(
         self,
         embeds: torch.Tensor,
         positions: torch.Tensor,
         step: AttentionStep,
-        last: torch.Tensor | int,
+        last: torch.Tensor | int | None,
         hooks: list[Hook],
         tensors: list[torch.Tensor],
+        **more: Any,
     ) -> list[torch.Tensor]:
         """Run the decoder: states (rows, n, d), logits (rows, vocabulary), and the hooks' new tensors.
 
-        The states are normalised, and the logits are those of each row's last token.
+        The states are normalised, and the logits are those of each row's last token; there are none where `last` is None.
+        more: further arguments of the decoder.
         """
         (mllm,) = self._mllm
         rows = embeds.shape[0]
@@ -105,15 +75,16 @@ class DecoderStep(Step):
                 attention_mask=torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=embeds.device),
                 use_cache=False,
                 step=step,
+                **more,
             ).last_hidden_state
-            logits = mllm.head(hidden[at, last])
+            logits = [] if last is None else [mllm.head(hidden[at, last])]
         step.hooks.settle(step.positions if isinstance(step, Decode) else None)
         pattern, hook_tensors = taken_apart(hooks)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         new_tensors = [tensor for tensor in hook_tensors if id(tensor) not in numbers]
         fresh = {id(tensor): len(tensors) + number for number, tensor in enumerate(new_tensors)}
         self._note.left = renumbered(pattern.tree, [(numbers | fresh)[id(tensor)] for tensor in hook_tensors])
-        return [hidden, logits, *new_tensors]
+        return [hidden, *logits, *new_tensors]
 
 
 class DecodeStep(DecoderStep):
@@ -130,10 +101,6 @@ class DecodeStep(DecoderStep):
     def adopted(self, hooks: list[Hook]) -> Hooks:
         kernel, plain = self.kernel(), Hooks.of(hooks)
         return plain if kernel is None else kernel.adopted(plain)
-
-    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
-        (mllm,) = self._mllm
-        return tuple(torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device) for _ in range(3))
 
     def forward(
         self,

@@ -16,13 +16,12 @@ from torch.export.graph_signature import OutputKind
 from torch.utils._pytree import tree_map
 from torch.utils.cpp_extension import include_paths
 
-from steering.accel.step import StepSizes
 from steering.accel.tensors import as_json
 from steering.cpu.examples import EXAMPLES, example_step, manifest
 from steering.cpu.kernels.operators import SHIMS, sources
 from steering.cpu.keys import graph_key
 from steering.cpu.packing import PackedWeights
-from steering.cpu.step import Variant
+from steering.cpu.step import StepSizes, Variant
 from steering.model.mllm import MLLM
 
 LOOPS = "helmsight_loops"

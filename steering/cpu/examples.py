@@ -6,11 +6,11 @@ import hashlib
 
 import torch
 
-from steering.accel.step import Step, StepSizes
+from steering.accel.step import Step
 from steering.accel.tensors import Sizes, fixed_sizes, taken_apart
 from steering.cpu.forms.registry import forms_of
 from steering.cpu.packing import PackedWeights
-from steering.cpu.step import STEPS, PackedStep, Variant, constants
+from steering.cpu.step import STEPS, PackedStep, StepSizes, Variant, constants
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
 from steering.model.processing.pixels import picture

@@ -147,7 +147,9 @@ class Rehearsal:
     def check(self, steps: CompiledSteps, step: WantedStep, package: Package) -> None:
         """Raise UnsupportedModel where a package's steps differ from the plain ones; use from one thread at a time."""
         sole = CompiledSteps.of(steps, step, package)
-        runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
+        runs = _Compiled(
+            sole.on(RunnerState(self._runner.pool, self._parts, self._runner.passes.prompts_under)), self.axes
+        )
         results = self._results(step.variant, runs, lambda pictures: _require(sole.features(pictures)))
         for expected, actual in zip(self._expected[step.variant], results, strict=True):
             self._compare(expected, actual)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from steering.accel.step import DecoderStep, DecodeStep, Step, StepSizes
+from steering.accel.step import DecoderStep, DecodeStep, Step
 from steering.accel.tensors import Pattern, put_together
 from steering.cpu.attention import CpuDecode, CpuPrompts
 from steering.cpu.forms.base import CPU_FORMS, Scope
@@ -23,6 +24,20 @@ from steering.model.mllm import MLLM
 from steering.vision.geometry import GRID
 
 Kind = Literal["decode", "prefill", "pictures"]
+
+
+class StepSizes(NamedTuple):
+    """The sizes that vary from one pass to the next, and from one engine to another.
+
+    rows: pictures where these are encoded. width: tokens of each row. spans: of a prompt with the maximum number of images.
+    """
+
+    rows: int
+    width: int
+    columns: int
+    slots: int
+    length: int
+    spans: int
 
 
 class Variant(NamedTuple):
@@ -40,6 +55,10 @@ class PackedStep(Step):
         self._groups = weights.groups
         self.packed = _Tensors(weights.tensors)
 
+    @abstractmethod
+    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        """Return all arguments of a call of these sizes. tensors: the hooks' tensors."""
+
     def around(self) -> AbstractContextManager[object]:
         return Packing(self._groups, self.packed.named)
 
@@ -48,14 +67,35 @@ class PackedStep(Step):
         return CPU_FORMS.adopted(Hooks.of(hooks))
 
 
-class PackedDecode(PackedStep, DecodeStep):
+class PackedDecoderStep(PackedStep, DecoderStep):
+    """A pass through the decoder over packed weights."""
+
+    @abstractmethod
+    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
+        """Return the inputs and their positions: the first arguments of a call of these sizes."""
+
+    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        (mllm,) = self._mllm
+        column = torch.zeros(sizes.columns, device=mllm.device)
+        pooled = [
+            torch.zeros(sizes.slots, tensor.shape[1], sizes.length, tensor.shape[3], dtype=tensor.dtype)
+            for tensor in mllm.column().tensors
+        ]
+        return (*self.example(sizes), column, [tensor.contiguous() for tensor in tensors], pooled)
+
+
+class PackedDecode(PackedDecoderStep, DecodeStep):
     """A decode step of one token for each of the first rows of the pool."""
+
+    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
+        (mllm,) = self._mllm
+        return tuple(torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device) for _ in range(3))
 
     def kernel(self) -> DecodeKernel:
         return CpuDecode()
 
 
-class PackedPrefill(PackedStep, DecoderStep):
+class PackedPrefill(PackedDecoderStep):
     """A prefill step of some tokens of some prompts, a prompt a row."""
 
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:

@@ -10,6 +10,9 @@ import torch
 
 from steering.devices import to_device
 
+LEAST = 256
+"""Least number of columns of `KVPool.rounded`."""
+
 
 class KVPool:
     """Keys and values of every slot: per layer two tensors (slots, kv_heads, length, head_dim).
@@ -49,6 +52,13 @@ class KVPool:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Keys and values of every layer, in the order in which layers first ran, which is their own."""
         return (tensor for tensors in self._layers.values() for tensor in tensors)
+
+    def rounded(self, columns: int) -> int:
+        """Return one of few numbers of columns, each at most half as large again as the previous one, that is enough."""
+        size = LEAST
+        while size < columns:
+            size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+        return min(size, self.length)
 
     def allot(self, like: KVPool) -> None:
         """Make the tensors of all layers now, shaped after those of another pool."""

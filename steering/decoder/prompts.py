@@ -56,9 +56,13 @@ class PromptStep:
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
+        plain: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the output of queries, (rows, heads, n, head_dim) both, over all columns that are given."""
-        plain = out = kernels.product(heads, query, key, value, mask)
+        """Return the output of queries, (rows, heads, n, head_dim) both, over all columns that are given.
+
+        plain: the output without hooks, where it is known.
+        """
+        plain = out = kernels.product(heads, query, key, value, mask) if plain is None else plain
         wide = functools.cache(lambda: (query.float(), key.float()))
 
         def exact(values: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,8 @@ class PrefillChunk:
     """Tokens start..start+length of some prompts, one prompt a row, padded on the right.
 
     `starts` are above 0 where a long prompt comes in chunks, and where a prompt's first tokens are cached. complete: the
-    chunk holds the prompts' ends. replay: the chunk holds the tokens that were generated before a twin joined.
+    chunk holds the prompts' ends. replay: the chunk holds the tokens that were generated before a twin joined. padded: the
+    least `width`.
     """
 
     sequences: list[Sequence]
@@ -48,6 +49,7 @@ class PrefillChunk:
     lengths: list[int]
     complete: bool
     replay: bool = False
+    padded: int = 0
 
     @property
     def rows(self) -> slice:
@@ -62,7 +64,7 @@ class PrefillChunk:
 
     @property
     def width(self) -> int:
-        return max(self.lengths)
+        return max(*self.lengths, self.padded)
 
     def latest(self, new: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: all of `new`."""

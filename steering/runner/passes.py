@@ -51,7 +51,8 @@ class Passes:
 
     def use(self, backend: Backend | None) -> None:
         """Use a backend for each pass from now on; None for none."""
-        self._fast = None if backend is None else backend.on(RunnerState(self._pool, self._hook_plans.every))
+        state = RunnerState(self._pool, self._hook_plans.every, self.prompts_under)
+        self._fast = None if backend is None else backend.on(state)
         self._embedder.use(backend)
 
     def prompts(self, chunk: PrefillChunk, inputs: Embedded) -> Passed:

@@ -8,8 +8,10 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from steering.devices import to_device
 from steering.triton.attended import DecodeFunction
@@ -104,6 +106,44 @@ def packed(
     return _packed_flash(query, key, value, ends, scaling)
 
 
+class PooledPlaces(NamedTuple):
+    """The places of packed prompts in a pool of slots, as torch's flash kernel takes them, int32 on the device.
+
+    bounds: (rows + 1,), the first token of each prompt, and the end of the last one. begins: (rows + 1,), where each
+    prompt's slot begins in the pool, in columns of one head; the last number is unused. lengths: (rows,), the number of
+    columns in each slot, those of the tokens included.
+    """
+
+    bounds: torch.Tensor
+    begins: torch.Tensor
+    lengths: torch.Tensor
+
+    @classmethod
+    def of(cls, bounds: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, keys: torch.Tensor) -> PooledPlaces:
+        """Return the places of prompts in these slots (rows,) of a pool with such keys (slots, KV, length, D)."""
+        begins = nn.functional.pad(slots * (keys.shape[1] * keys.shape[2]), (0, 1))
+        return cls(bounds.int(), begins.int(), lengths.int())
+
+
+def pooled(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    places: PooledPlaces,
+    scaling: float,
+    window: int | None = None,
+) -> torch.Tensor | None:
+    """Attend causally to slots of a pool, whose last columns are those of the queries, by torch's flash kernel.
+
+    Returns None where that kernel is missing or wrong. query: (tokens, heads, D), packed prompts. keys, values: (slots, KV,
+    length, D), not copied.
+    """
+    if not _flash_takes(query) or keys.shape != values.shape:
+        return None
+    shape = query.device, query.dtype, query.shape[1], keys.shape[1], query.shape[2]
+    return _pooled_flash(query, keys, values, places, scaling, window) if _pooled_flash_is_right(*shape) else None
+
+
 def _flash_takes(query: torch.Tensor) -> bool:
     """Return True for queries (..., D) of a dtype and width that torch's flash kernels support."""
     return query.is_cuda and query.dtype != torch.float32 and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
@@ -124,6 +164,40 @@ def _packed_flash(
     flash = torch.ops.aten._flash_attention_forward
     sizes = (bounds, bounds, longest, longest)
     out: torch.Tensor = flash(query, key, value, *sizes, 0.0, False, return_debug_mask=False, scale=scaling)[0]
+    return out
+
+
+def _pooled_flash(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    places: PooledPlaces,
+    scaling: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Return the output of torch's flash kernel for columns of a pool.
+
+    The pool is handed over as one long sequence, in which each slot's own columns begin at its own place.
+    """
+    slots, kv_heads, length, width = keys.shape
+    size, strides = ((slots - 1) * kv_heads + 1) * length, (width, length * width, 1)
+    near, far = (tensor.as_strided((size, kv_heads, width), strides) for tensor in (keys, values))
+    flash = torch.ops.aten._flash_attention_forward
+    out: torch.Tensor = flash(
+        query,
+        near,
+        far,
+        places.bounds,
+        places.begins,
+        len(query),
+        length,
+        0.0,
+        True,
+        return_debug_mask=False,
+        scale=scaling,
+        window_size_left=None if window is None else window - 1,
+        seqused_k=places.lengths,
+    )[0]
     return out
 
 
@@ -159,6 +233,29 @@ def _packed_flash_is_right(device: torch.device, dtype: torch.dtype, heads: int,
         lambda: _packed_flash(tokens[0], tokens[1], tokens[2], ends, width**-0.5),
         expected[0].transpose(0, 1),
         "packed pictures fall back to a call for each length",
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _pooled_flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
+    lengths, counts, length = [70, 9, 300, 1], [70, 1, 150, 20], 310  # the last one is padding, mostly without columns
+    generator = torch.Generator().manual_seed(0)
+    sizes = (sum(counts), heads, width), (4, kv_heads, length, width), (4, kv_heads, length, width)
+    query, keys, values = (torch.randn(size, generator=generator).to(device, dtype) for size in sizes)
+    slots, window, expected = [2, 0, 3, 0], 40, []
+    bounds = torch.tensor([0, *itertools.accumulate(counts)], device=device)
+    places = PooledPlaces.of(bounds, torch.tensor(slots, device=device), torch.tensor(lengths, device=device), keys)
+    for reach in (length, window):
+        queries = query.split(counts)
+        for part, slot, end in zip(queries, slots, lengths, strict=True):
+            own = (part.transpose(0, 1)[None], keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end])
+            behind = torch.arange(end - len(part), end, device=device)[:, None] - torch.arange(end, device=device)
+            attended = _attended(*own, (behind < 0) | (behind >= reach))[0].transpose(0, 1)
+            expected.append(attended.nan_to_num())  # without columns, queries get zeros
+    return _agrees(
+        lambda: torch.cat([_pooled_flash(query, keys, values, places, width**-0.5, w) for w in (None, window)]),
+        torch.cat(expected),
+        "prompts are not captured in graphs",
     )
 
 

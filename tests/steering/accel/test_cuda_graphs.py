@@ -15,9 +15,10 @@ from PIL import Image
 import steering
 from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Think
 from steering.accel import cuda_graphs
-from steering.accel.cuda_graphs import LEAST, DecodeGraphs
+from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.tensors import Bound
-from steering.decoder.kv import KVPool
+from steering.decoder import kv
+from steering.decoder.kv import LEAST, KVPool
 from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
@@ -161,7 +162,7 @@ def answered(engine: steering.Engine, tokens: int, pictures: int = 0, **options:
 def test_a_graph_is_captured_per_number_of_columns_with_hooks_that_change(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    monkeypatch.setattr(kv, "LEAST", 32)
     engine = make_engine("qwen2_vl", slots=2, max_length=96)
     monkeypatch.setattr(Counted, "made", [])
     graphs = DecodeGraphs(engine.mllm, captures=Counted)
@@ -174,7 +175,7 @@ def test_a_graph_is_captured_per_number_of_columns_with_hooks_that_change(
 def test_too_many_graphs_are_all_dropped_with_their_memory(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    monkeypatch.setattr(kv, "LEAST", 32)
     plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     monkeypatch.setattr(Counted, "made", [])
     monkeypatch.setattr(cuda_graphs, "MOST", 2)
@@ -187,7 +188,7 @@ def test_too_many_graphs_are_all_dropped_with_their_memory(
 def test_steps_that_cannot_be_captured_yet_run_eagerly(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    monkeypatch.setattr(kv, "LEAST", 32)
     plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     monkeypatch.setattr(Counted, "made", [])
     graphs = DecodeGraphs(engine.mllm, captures=Counted)
@@ -207,7 +208,7 @@ def test_steps_that_cannot_be_captured_yet_run_eagerly(
 def test_nothing_more_is_captured_where_memory_is_short(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    monkeypatch.setattr(kv, "LEAST", 32)
     plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     graphs = DecodeGraphs(engine.mllm, captures=lambda: again)
     engine.core.runner.passes.use(graphs)

@@ -1,4 +1,4 @@
-"""Decode steps as recorded operations answer as eager ones: nothing in them is a number that changes from step to step."""
+"""Passes as recorded operations answer as eager ones: nothing in them is a number that changes from one to the next."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import pytest
 import torch
 
 import steering
+from steering.accel import prompt_graphs, prompt_step
 from steering.accel.cuda_graphs import DecodeGraphs
 from tests.steering.accel.recorded import Recorded
 from tests.steering.parallel.asking import differences, requests, small, told
+from tests.steering.triton.reference import pooled
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
-def test_all_kinds_of_answers_are_the_same_with_overlap(tmp_path: Path) -> None:
+def test_all_kinds_of_answers_are_the_same_with_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_step, "pooled", pooled)
+    monkeypatch.setattr(prompt_graphs, "PATIENCE", 0)
     mllm = steering.load(small(tmp_path / "model"), device="cpu")
     asked = requests(mllm)
     plain, ours = (
@@ -29,6 +33,8 @@ def test_all_kinds_of_answers_are_the_same_with_overlap(tmp_path: Path) -> None:
     expected = told(plain, asked)
     assert differences(expected, told(ours, asked)) == []
     assert graphs.taken > 2 * len(graphs) > 20
+    assert graphs.prompts.taken > 2 * len(graphs.prompts) > 30
+    assert all(form.agrees for form in graphs.prompts._forms if form.graph)
     taken, captured = graphs.taken, len(graphs)
     assert differences(expected, told(ours, asked)) == [], "of graphs that were captured for other answers"
     assert graphs.taken > taken

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from steering.cpu.kernels.looks import enhanced
+from steering.triton.attention import PooledPlaces
 from steering.triton.products import Product
 
 
@@ -126,3 +127,25 @@ class Ops:
     def matvec(self, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         self.calls["matvec"] += 1
         return nn.functional.linear(state, weight, bias) + self._wrong
+
+
+def pooled(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    places: PooledPlaces,
+    scaling: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Stand in for `steering.triton.attention.pooled`, token by token, without a wait for the host."""
+    token, (_, kv_heads, length, _) = torch.arange(len(query)), keys.shape
+    row = (token[:, None] >= places.bounds[None, 1:]).sum(1)
+    slot = places.begins[row] // (kv_heads * length)
+    column = places.lengths[row] - places.bounds[row + 1] + token
+    columns = torch.arange(length)
+    behind = column[:, None] - columns
+    hidden = (behind < 0) if window is None else (behind < 0) | (behind >= window)
+    near, far = (part[slot].repeat_interleave(query.shape[1] // kv_heads, 1) for part in (keys, values))
+    scores = (near @ query[..., None])[..., 0] * scaling
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1).nan_to_num(0)
+    return (weights[:, :, None] @ far)[:, :, 0]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from steering.triton import attention
 from steering.triton.attended import Attended
-from steering.triton.attention import WITHIN, decode_kernel, error_of, lower_right, packed
+from steering.triton.attention import WITHIN, PooledPlaces, decode_kernel, error_of, lower_right, packed, pooled
 from tests.steering.triton.reference import DecodeAttention
 
 CPU = torch.device("cpu")
@@ -49,6 +49,8 @@ def test_there_is_no_kernel_without_a_gpu() -> None:
     assert decode_kernel(CPU, torch.float32, 8, 2, 16) is None
     assert lower_right(*(torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16) for _ in range(3)), 1.0) is None
     assert packed(*(torch.zeros(3, 2, 8, dtype=torch.bfloat16) for _ in range(3)), (0, 3), 1.0) is None
+    keys, places = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16), torch.tensor([0])
+    assert pooled(keys[0], keys, keys, PooledPlaces.of(places, places, places, keys), 1.0) is None
 
 
 @pytest.mark.parametrize("wrong_at", [None, 1, 5])
@@ -93,3 +95,50 @@ def test_a_flash_kernel_for_packed_sequences_is_tried(
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
     assert attention._packed_flash_is_right.__wrapped__(CPU, torch.bfloat16, 8, 2, 16) == (fault is None)
     assert ("packed pictures fall back" in caplog.text) == (fault is not None)
+
+
+@pytest.mark.parametrize("fault", [None, "other slot", "upper left", "no window", "all columns", "missing"])
+def test_a_flash_kernel_for_prompts_in_a_pool_is_tried(
+    fault: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stand-in finds columns as the library's kernel does: by a slot's first column, and the strides of heads."""
+
+    def flash(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        starts: torch.Tensor,
+        key_starts: torch.Tensor,
+        longest: int,
+        most_columns: int,
+        dropout: float,
+        causal: bool,
+        *,
+        scale: float,
+        return_debug_mask: bool,
+        window_size_left: int | None,
+        seqused_k: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        assert {starts.dtype, key_starts.dtype, seqused_k.dtype} == {torch.int32}
+        assert (len(key_starts), len(seqused_k), most_columns, causal) == (len(starts), len(starts) - 1, 310, True)
+        if fault == "missing":
+            raise RuntimeError(fault)
+        out = torch.zeros_like(query)
+        for row, (begin, end) in enumerate(itertools.pairwise(starts.tolist())):
+            first, count = key_starts[row - (fault == "other slot")], end - begin
+            columns = seqused_k[row] + (fault == "all columns")
+            own = (query[begin:end], key[first : first + columns], value[first : first + columns])
+            last = columns - count if fault != "upper left" else 0
+            behind = torch.arange(last, last + count)[:, None] - torch.arange(columns)
+            seen = behind >= 0
+            if window_size_left is not None and fault != "no window":
+                seen &= behind <= window_size_left
+            mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf).to(query.dtype)
+            own_parts = (part.transpose(0, 1)[None] for part in own)
+            attended = F.scaled_dot_product_attention(*own_parts, mask, scale=scale, enable_gqa=True)
+            out[begin:end] = attended[0].transpose(0, 1).nan_to_num(0)
+        return [out]
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
+    assert attention._pooled_flash_is_right.__wrapped__(CPU, torch.bfloat16, 8, 2, 16) == (fault is None)
+    assert ("prompts are not captured" in caplog.text) == (fault is not None)

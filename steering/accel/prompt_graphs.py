@@ -1,0 +1,325 @@
+"""Prompts as CUDA graphs, because launching the kernels of a short one takes the host longer than the GPU computes.
+
+Prompts are packed one behind the other and padded to one of a few numbers of tokens. Padding writes to the last column of a
+slot, where nothing is ever read. Prompts under hooks have graphs only alone, because hooks know a row for each prompt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from steering.accel.backend import Eager, Ran
+from steering.accel.prompt_step import PackedPromptStep, Unsupported, places_of
+from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
+from steering.accel.traced import TRACED, bound_of
+from steering.decoder.kv import KVPool
+from steering.devices import free_bytes, to_device
+from steering.model.embedded import Embedded
+from steering.model.mllm import MLLM
+from steering.protocol.slots import Computed, PrefillChunk, Slots
+from steering.triton.capture import CaptureFunction
+
+SIZES = (*range(32, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
+"""The numbers of tokens that graphs have; with more, a GPU takes longer than the host."""
+FIRST = (64, 256, 512)
+"""The numbers of tokens whose graphs are captured at start."""
+ROWS = 16
+"""Maximum number of prompts of a graph."""
+SMALL = 128
+"""Tokens up to which a pass takes as long as reading the weights, so that padding costs nothing."""
+MOST_HOOKED = 24
+"""Maximum number of forms of passes under hooks, which depend on what clients choose: the latest are kept."""
+PATIENCE = 8
+"""Passes without a graph before running answers wait for its capture, which takes about as long as these lose."""
+MOST_SCORES = 2**19
+"""Maximum product of tokens and columns under hooks, which may read the weights of all heads."""
+SCORES = 4 * 8
+"""Bytes that hooks take for each head and column of a token: eight tensors in float32. Graphs hold them together."""
+LEAST_FREE = 2**29
+"""Bytes of a GPU's free memory that a graph must leave."""
+WITHIN = 5e-2
+"""Largest relative difference between states of a new graph and the eager ones, from other kernels in half precision."""
+
+log = logging.getLogger(__name__)
+
+
+class _Graph(NamedTuple):
+    """A captured pass.
+
+    fed: embeddings, positions, and places. features: those of an overlay. given: the hooks' tensors. made: states, and what
+    hooks left behind. changes: of the hooks.
+    """
+
+    fed: list[torch.Tensor]
+    features: list[torch.Tensor]
+    given: list[torch.Tensor]
+    replay: Callable[[], object]
+    made: list[torch.Tensor]
+    changes: list[tuple[int, str, Any]]
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a pass beside embeddings.
+
+    axes: of rotary positions, None for positions without an axis. overlay: the names of its arguments, and layers: how many
+    layers have features.
+    """
+
+    axes: int | None
+    overlay: tuple[str, ...] = ()
+    layers: int = 0
+
+    @classmethod
+    def of(cls, embedded: Embedded, axes: int | None) -> _Inputs | None:
+        """Return the inputs of prompts in a model with so many axes; None where they cannot be padded."""
+        axes = embedded.positions.shape[0] if embedded.positions.ndim == 3 else axes
+        if not embedded.divisible:
+            return None
+        if (overlay := embedded.overlay) is None:
+            return cls(axes)
+        names = (overlay.name, *overlay.features)
+        return cls(axes, names, *map(len, overlay.features.values())) if len(names) == 2 else None
+
+
+@dataclass
+class _Form:
+    """Passes of one number of tokens under hooks of one shape.
+
+    inputs: beside embeddings. columns: the number that hooks read, 0 without hooks. tensors: for each tensor of the hooks,
+    its shape, dtype and device. wanted: how often it was wanted. used: the pass in which it was wanted last. agrees: its
+    states were compared with eager ones. refused: it has no graph.
+    """
+
+    tokens: int
+    inputs: _Inputs
+    columns: int
+    pattern: Pattern
+    tree_spec: TreeSpec
+    tensors: list[tuple[torch.Size, torch.dtype, torch.device]]
+    graph: _Graph | None = None
+    wanted: int = 0
+    used: int = 0
+    agrees: bool = False
+    refused: bool = False
+
+
+class PromptGraphs:
+    """The graphs of one model's prompts; `taken` is how many passes ran in one.
+
+    A graph is captured while nothing runs (`prepare_next`), or once it was wanted `PATIENCE` times, and used if its first
+    states are the eager ones. After a capture that fails there are no more.
+    """
+
+    def __init__(self, mllm: MLLM, capture: CaptureFunction):
+        self._mllm, self._capture = mllm, capture
+        self._forms: list[_Form] = []
+        self._pool: KVPool | None = None
+        self._ended = False
+        self._passes = 0
+        self.taken = 0
+
+    def __len__(self) -> int:
+        return sum(form.graph is not None for form in list(self._forms))
+
+    def run(
+        self,
+        chunk: PrefillChunk,
+        acting: Sequence[Slots],
+        inputs: Embedded,
+        axes: int | None,
+        pool: KVPool,
+        eager: Eager,
+    ) -> Ran | None:
+        """Run a chunk of some prompts, with these decoder inputs; None where it must run eagerly.
+
+        acting: all slots that take part in the pass. eager: runs the chunk eagerly under hooks, for the first comparison.
+        """
+        tokens, rows, kind = sum(chunk.lengths), len(chunk.sequences), _Inputs.of(inputs, axes)
+        wanting = [part for part in acting if _wants_hook(part, chunk)]
+        supported = all(type(part) in TRACED for part in wanting) and (rows == 1 if wanting else rows <= ROWS)
+        fits = tokens <= SIZES[-1] and chunk.columns < pool.length and pool.layers == self._mllm.num_layers
+        if self._ended or kind is None or not supported or not fits:
+            return None
+        self._pool = pool
+        self._passes += 1
+        size = next(size for size in SIZES if size >= tokens)
+        if not wanting:
+            size = self._captured_size(size, kind)
+        hooks = {part.name: part.prefill(replace(chunk, padded=size)) for part in wanting}
+        bound = bound_of(hooks)
+        columns = pool.rounded(chunk.starts[0] + size) if bound.values else 0
+        match = self._match_form(bound, size, kind, columns) if columns * size <= MOST_SCORES else None
+        if match is None:
+            return None
+        form, tensors = match
+        form.wanted, form.used = form.wanted + 1, self._passes
+        graph = form.graph or (self._new(form, pool) if form.wanted > PATIENCE else None)
+        if graph is None:
+            return None
+        self._feed(graph, chunk, inputs)
+        if tensors:
+            torch._foreach_copy_(graph.given, tensors)
+        graph.replay()
+        self.taken += 1
+        hidden, *new_tensors = [tensor.clone() for tensor in graph.made]  # callers keep them
+        form.tree_spec.change(bound.values, graph.changes, [*tensors, *new_tensors])
+        ran = Ran(hooks, self._computed(chunk, hidden))
+        return ran if form.agrees else self._compared(form, ran, chunk, wanting, inputs, eager)
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Capture the first graphs of prompts without hooks."""
+        for size in FIRST:
+            self._prepare(size)
+
+    @torch.inference_mode()
+    def prepare_next(self) -> bool:
+        """Capture one wanted graph, or a further one of prompts without hooks; return False without one."""
+        if self._pool is None or self._ended:
+            return False
+        for form in self._forms:
+            if form.graph is None and not form.refused and form.wanted > (1 if form.columns else 0):
+                return self._new(form, self._pool) is not None
+        return any(self._prepare(size) for size in SIZES)
+
+    def _prepare(self, size: int) -> bool:
+        """Capture the graph of prompts without hooks that have so many tokens; return False where there is one."""
+        kinds = {form.inputs for form in self._forms if not form.columns}
+        known = {form.inputs for form in self._forms if not form.columns and form.tokens == size}
+        if self._pool is None or not kinds - known:
+            return False
+        match = self._match_form(Bound([]), size, (kinds - known).pop(), 0)
+        return match is not None and self._new(match[0], self._pool) is not None
+
+    def _captured_size(self, size: int, kind: _Inputs) -> int:
+        """Return the number of tokens of the smallest graph without hooks that suits `size`; `size` where none does."""
+        most = max(SMALL, size + size // 4)
+        plain = [form.tokens for form in self._forms if (form.inputs, form.columns) == (kind, 0) and form.graph]
+        return min((tokens for tokens in plain if size <= tokens <= most), default=size)
+
+    def _match_form(
+        self, hooks: Bound, size: int, kind: _Inputs, columns: int
+    ) -> tuple[_Form, list[torch.Tensor]] | None:
+        """Return the form of passes with these hooks, and their tensors.
+
+        None where it is refused, or they cannot be copied.
+        """
+        for form in self._forms:
+            alike = (form.tokens, form.inputs, form.columns) == (size, kind, columns)
+            if alike and (tensors := form.tree_spec.tensors(hooks.values)) is not None:
+                return None if form.refused else (form, tensors)
+        try:
+            pattern, tensors = taken_apart(hooks.values)
+        except Foreign:
+            return None
+        tree_spec = TreeSpec(pattern, [tuple(tensor.shape) for tensor in tensors])
+        kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        form = _Form(size, kind, columns, pattern, tree_spec, kinds, used=self._passes)
+        hooked = [form for form in self._forms if form.columns]
+        if columns and len(hooked) >= MOST_HOOKED:
+            self._forms.remove(min(hooked, key=lambda form: (form.graph is not None, form.used)))
+        self._forms.append(form)
+        return form, tensors
+
+    def _new(self, form: _Form, pool: KVPool) -> _Graph | None:
+        """Capture a pass, and keep it; return None where capturing has ended, or memory is short."""
+        free, heads = free_bytes(self._mllm.device), self._mllm.text_config.num_attention_heads
+        if free is not None and free < LEAST_FREE + SCORES * heads * form.tokens * form.columns:
+            return None
+        try:
+            form.graph = self._capture_pass(form, pool)
+        except torch.OutOfMemoryError as error:
+            log.warning("prompts of %d tokens run eagerly: %s", form.tokens, error)
+            form.refused = True
+        except Unsupported as error:  # as in float32
+            log.info("prompts run eagerly: %s", error)
+            self._ended = True
+        except Exception as error:
+            log.warning("no more prompts are captured; the rest run eagerly: %s", error)
+            self._ended = True
+        else:
+            log.info("captured prompts of %d tokens: %d graphs", form.tokens, len(self))
+        return form.graph
+
+    def _capture_pass(self, form: _Form, pool: KVPool) -> _Graph:
+        """Capture a pass."""
+        mllm, device, (axes, overlay, layers) = self._mllm, self._mllm.device, form.inputs
+        step = PackedPromptStep(mllm, form.pattern, axes, form.columns, overlay)
+        embeds = torch.zeros(1, form.tokens, mllm.hidden_size, dtype=mllm.dtype, device=device)
+        features = [torch.zeros_like(embeds) for _ in range(layers)]
+        positions = torch.zeros(*(() if axes is None else (axes,)), 1, form.tokens, dtype=torch.int64, device=device)
+        # Runs before the capture must write where nothing reads: all tokens are padding.
+        nothing = places_of(form.tokens, [0], [0], [0], ROWS, pool.length - 1)
+        fed = [embeds, positions, to_device(nothing, device)]
+        given = [torch.zeros(shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
+        cached = list(pool.tensors)
+        replay, made = self._capture(lambda: step(*fed, features, given, cached), device)
+        return _Graph(fed, features, given, replay, made, form.tree_spec.changes(step.left))
+
+    def _feed(self, graph: _Graph, chunk: PrefillChunk, inputs: Embedded) -> None:
+        """Copy the inputs of a chunk into a graph's."""
+        assert self._pool is not None
+        embeds, positions, places = graph.fed
+        tokens, spare = sum(chunk.lengths), self._pool.length - 1
+        slots = range(chunk.rows.start, chunk.rows.stop)
+        places.copy_(
+            to_device(places_of(embeds.shape[1], slots, chunk.starts, chunk.lengths, ROWS, spare), places.device)
+        )
+        new_embeds, new_positions = inputs.embeds.flatten(0, 1), inputs.positions.flatten(-2)
+        real = (chunk.real > 0).flatten()
+        if len(chunk.sequences) > 1:
+            index = to_device(real.nonzero()[:, 0], places.device)
+            new_embeds, new_positions = new_embeds[index], new_positions[..., index]
+        embeds[0, :tokens] = new_embeds
+        positions[..., 0, :tokens] = new_positions
+        if inputs.overlay is not None:
+            marked = to_device(inputs.overlay.marked.flatten()[real].nonzero()[:, 0], places.device)
+            for buffer, part in zip(graph.features, *inputs.overlay.features.values(), strict=True):
+                buffer.zero_()
+                buffer[0, marked] = part
+
+    def _computed(self, chunk: PrefillChunk, packed: torch.Tensor) -> Computed:
+        """Return the results of a chunk from the states (1, n, d) of its packed tokens."""
+        begins = [0, *itertools.accumulate(chunk.lengths)]
+        logits = None
+        if chunk.complete:
+            ends = to_device(torch.tensor(begins[1:]) - 1, packed.device)
+            logits = self._mllm.head(packed[0, ends])
+        if len(chunk.sequences) == 1:
+            return Computed(packed[:, : chunk.width], logits)
+        index = torch.tensor(begins[:-1])[:, None] + torch.arange(chunk.width)
+        return Computed(packed[0, to_device(index.clamp(max=packed.shape[1] - 1), packed.device)], logits)
+
+    def _compared(
+        self,
+        form: _Form,
+        ran: Ran,
+        chunk: PrefillChunk,
+        wanting: Sequence[Slots],
+        inputs: Embedded,
+        eager: Eager,
+    ) -> Ran:
+        """Return the results of a graph if its states are the eager ones, from then on; otherwise the eager results."""
+        hooks = {part.name: part.prefill(chunk) for part in wanting}
+        expected = eager(hooks, chunk, inputs)
+        real = to_device(chunk.real > 0, expected.hidden.device)[..., None]
+        ours, plain = (computed.hidden.double() * real for computed in (ran.computed, expected))
+        form.agrees = bool((ours - plain).norm() <= WITHIN * plain.norm())
+        if form.agrees:
+            return ran
+        log.warning(
+            "the graph of prompts of %d tokens has other states than the eager pass, and is not used", form.tokens
+        )
+        form.refused, form.graph = True, None
+        return Ran(hooks, expected)
+
+
+def _wants_hook(part: Slots, chunk: PrefillChunk) -> bool:
+    """Return True where slots may have a hook in a prefill of these sequences."""
+    return type(part).prefill is not Slots.prefill and any(map(part.holds, chunk.sequences))

@@ -1,0 +1,216 @@
+"""Prompts as recorded operations, which stand for CUDA graphs, answer as eager ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import steering
+from steering import Diagnose, Request, Sampling, See
+from steering.accel import prompt_graphs, prompt_step
+from steering.accel.cuda_graphs import DecodeGraphs
+from steering.accel.prompt_graphs import PromptGraphs
+from steering.accel.prompt_step import places_of
+from tests.steering.accel.recorded import Recorded
+from tests.steering.accel.test_picture_graphs import noise
+from tests.steering.conftest import MakeEngine
+from tests.steering.cpu.conftest import check_alike
+from tests.steering.interventions.pushes import unit_vector
+from tests.steering.triton.reference import pooled
+
+FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "aya_vision", "qwen3_vl_moe")
+FOCUS = Diagnose(frozenset({"focus", "modality"}))
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_step, "pooled", pooled)
+    monkeypatch.setattr(prompt_graphs, "PATIENCE", 0)
+
+
+def asked(text: str, *interventions: Any, seed: int | None = None, diagnose: Diagnose | None = None) -> Request:
+    picture = [] if seed is None else [{"type": "image", "image": noise(seed, (56, 42))}]
+    messages = [{"role": "user", "content": [*picture, {"type": "text", "text": text}]}]
+    return Request(messages, Sampling(max_tokens=2, ignore_eos=True, logprobs=2), interventions, diagnose=diagnose)
+
+
+def beside_each_other(make_engine: MakeEngine, family: str, **options: Any) -> tuple[Any, Any, PromptGraphs]:
+    """Return an eager engine, one with graphs, and these."""
+    plain, ours = (make_engine(family, slots=6, **options) for _ in range(2))
+    graphs = DecodeGraphs(ours.mllm, captures=Recorded)
+    ours.core.runner.passes.use(graphs)
+    return plain, ours, graphs.prompts
+
+
+def compare(plain: Any, ours: Any, *batches: list[Request]) -> None:
+    for requests in batches:
+        check_alike(plain.generate(requests), ours.generate(requests))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_in_graphs_are_answered_as_eager_ones(family: str, make_engine: MakeEngine) -> None:
+    """Alone and packed, in chunks and behind cached prefixes, with pictures and without."""
+    plain, ours, graphs = beside_each_other(make_engine, family, prefill_budget=100, prefix_cache_bytes=2**24)
+    several = [
+        asked("what?"),
+        asked("Which of them is red? " * 3),
+        asked("where?", seed=1),
+        asked("And this one?", seed=2),
+    ]
+    long = [asked("Say what is in the picture, and where it is. " * 8, seed=3)]
+    compare(plain, ours, several, long, several[1:3], long, several, several)
+    assert graphs.taken > 2 * len(graphs)
+    assert all(form.agrees for form in graphs._forms if form.graph)
+    overlays = {bool(form.inputs.overlay) for form in graphs._forms}
+    assert overlays == ({True, False} if family.startswith("qwen3") else {False})
+
+
+def test_prompts_under_hooks_are_answered_as_eager_ones(make_engine: MakeEngine) -> None:
+    plain, ours, graphs = beside_each_other(make_engine, "qwen2_5_vl", prefill_budget=60, prefix_cache_bytes=2**24)
+    steer = steering.Steer(unit_vector(ours.mllm), 0.5)
+    words = "Where is the star, and which colour has it? " * 4
+    kinds = [
+        asked(words, steer, seed=1),
+        asked("what?", steer, seed=2, diagnose=FOCUS),
+        asked("what is it?", See(alpha=0.4, shallow=1), seed=3),
+        asked(words, seed=4, diagnose=FOCUS),
+    ]
+    compare(plain, ours, *[[kind] for kind in kinds], kinds, *[[kind] for kind in kinds])
+    assert graphs.taken > 14
+    assert sum(form.columns > 0 and form.agrees for form in graphs._forms) >= 4
+
+
+def test_padding_writes_to_the_spare_column(make_engine: MakeEngine) -> None:
+    plain, ours, graphs = beside_each_other(make_engine, "qwen2_vl", max_length=128)
+    requests = [asked("what?"), asked("where is it?")]
+    ours.generate(requests)
+    pools = [engine.core.runner.pool for engine in (plain, ours)]
+    with torch.inference_mode():
+        for tensor in (*pools[0].tensors, *pools[1].tensors):
+            tensor.fill_(3.0)
+    taken = graphs.taken
+    compare(plain, ours, requests)
+    assert graphs.taken == taken + 1
+    for expected, tensor in zip(*(pool.tensors for pool in pools), strict=True):
+        changed = ~torch.isclose(expected[..., : tensor.shape[2], :], tensor, rtol=1e-4, atol=1e-5).all(-1).all(1)
+        assert {tuple(place) for place in changed.nonzero().tolist()} <= {(slot, 127) for slot in range(6)}
+
+
+def test_places_of_packed_prompts() -> None:
+    numbers = places_of(8, [4, 5], [3, 0], [2, 3], rows=3, spare=99).tolist()
+    slots, columns, bounds, of_rows, lengths = (
+        numbers[begin:end] for begin, end in ((0, 8), (8, 16), (16, 21), (21, 25), (25, 29))
+    )
+    assert slots == [4, 4, 5, 5, 5, 4, 4, 4]
+    assert columns == [3, 4, 0, 1, 2, 99, 99, 99]
+    assert bounds == [0, 2, 5, 5, 8]
+    assert of_rows == [4, 5, 4, 4]
+    assert lengths == [5, 3, 1, 1]
+
+
+def test_graphs_are_captured_with_patience_and_while_nothing_runs(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_graphs, "PATIENCE", 2)
+    plain, ours, graphs = beside_each_other(make_engine, "llava")
+    request = [asked("what?", seed=1)]
+    for number in range(4):
+        compare(plain, ours, request)
+        assert (len(graphs), graphs.taken) == ((0, 0) if number < 2 else (1, number - 1))
+    tokens = graphs._forms[0].tokens
+    graphs.prepare()
+    assert {form.tokens for form in graphs._forms if form.graph} == {tokens, *prompt_graphs.FIRST}
+    while graphs.prepare_next():
+        pass
+    assert sorted(form.tokens for form in graphs._forms if form.graph) == [*prompt_graphs.SIZES]
+    steered = [asked("what?", See(alpha=0.4), seed=1)]
+    compare(plain, ours, steered)
+    assert not graphs.prepare_next(), "it may never come back"
+    compare(plain, ours, steered)
+    assert graphs.prepare_next()
+    taken = graphs.taken
+    compare(plain, ours, steered)
+    assert graphs.taken == taken + 1
+
+
+@pytest.mark.parametrize(("tokens", "captured", "size"), [(20, [96], 96), (150, [320], 160), (150, [192, 320], 192)])
+def test_a_larger_graph_serves_where_padding_costs_little(
+    tokens: int, captured: list[int], size: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_graphs, "FIRST", captured)
+    _, ours, graphs = beside_each_other(make_engine, "llava")
+    ours.generate([asked("what?")])
+    graphs.prepare()
+    exact = next(size for size in prompt_graphs.SIZES if size >= tokens)
+    graphs._forms = [form for form in graphs._forms if form.tokens in captured]
+    assert graphs._captured_size(exact, graphs._forms[0].inputs) == size
+
+
+def test_choices_of_clients_have_their_own_number_of_forms(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_graphs, "MOST_HOOKED", 2)
+    plain, ours, graphs = beside_each_other(make_engine, "llava")
+    ours.generate([asked("what?")])
+    vector = unit_vector(ours.mllm)
+    for layers in ([0], [1], [0, 1], [2]):
+        compare(plain, ours, [asked("what?", steering.Steer(vector, 0.5, layers=layers))])
+    assert [form.columns > 0 for form in graphs._forms] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "ends"),
+    [
+        ("no kernel", "prompts run eagerly: no kernel attends", True),
+        ("an error", "no more prompts are captured", True),
+        ("out of memory", "tokens run eagerly: it ended", False),
+        ("other states", "has other states than the eager pass", False),
+        ("no memory", None, False),
+        ("too long", None, False),
+    ],
+)
+def test_other_prompts_run_eagerly(
+    kind: str,
+    words: str | None,
+    ends: bool,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    plain, ours, graphs = beside_each_other(make_engine, "llava")
+    recorded = graphs._capture
+
+    def capture(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Any:
+        if kind == "an error":
+            raise RuntimeError(kind)
+        if kind == "out of memory":
+            raise torch.OutOfMemoryError("it ended")
+        replay, outputs = recorded(run, device)
+
+        def wrong() -> None:
+            replay()
+            outputs[0].mul_(1.2)
+
+        return wrong if kind == "other states" else replay, outputs
+
+    graphs._capture = capture
+    if kind == "no kernel":
+        monkeypatch.setattr(prompt_step, "pooled", lambda *args: None)
+    if kind == "no memory":
+        monkeypatch.setattr(prompt_graphs, "free_bytes", lambda device: 2**20)
+    if kind == "too long":
+        monkeypatch.setattr(prompt_graphs, "SIZES", (8, 16))
+    request = [asked("what?", seed=1)]
+    compare(plain, ours, request, request)
+    assert caplog.text.count(words or "\0") == (words is not None)
+    assert len(graphs) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(prompt_step, "pooled", pooled)
+    monkeypatch.setattr(prompt_graphs, "PATIENCE", 0)
+    graphs._capture = recorded
+    compare(plain, ours, [asked("what is it? " * 8, seed=1)])
+    assert len(graphs) == (not ends)
