@@ -1,7 +1,8 @@
-"""Measure the host's part of a decode step on a GPU, without one: `python -m benchmarks.step_budget.host`.
+"""Measure the host's part of passes on a GPU, without one: `python -m benchmarks.step_budget.host`.
 
 Graphs are replaced by ones that compute nothing, on the embedded model, whose vocabulary is small: what is left is the work
-of the engine's own thread, which a GPU need not wait for as long as it is shorter than the device's.
+of the engine's own thread, which a GPU need not wait for as long as it is shorter than the device's. Prompts are those of a
+model with as many layers as one of 7B, so narrow that launching its operations is nearly all that an eager pass does.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import steering
+from steering.accel import prompt_graphs, prompt_step
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.bench.asking import chat, noise, pushes, words
+from steering.bench.shapes import SHAPES, random_model
 from steering.triton.capture import Captured
 
 STEPS = 60
+PROMPTS = 30
+LAYERS = 28
 KINDS: dict[str, Callable[[steering.MLLM], dict[str, Any]]] = {
     "plain": lambda mllm: {},
     "sampled, seeded, top_k 20, top_p 0.8": lambda mllm: {
@@ -40,7 +47,8 @@ class NoCapture:
 
     def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
         outputs = run()
-        outputs[1].normal_(std=8.0)
+        if len(outputs) > 1 and outputs[1].ndim == 2:  # logits
+            outputs[1].normal_(std=8.0)
         return (lambda: None), outputs
 
 
@@ -64,8 +72,34 @@ def milliseconds(mllm: steering.MLLM, answers: int, options: dict[str, Any]) -> 
     return 1000 * statistics.median(times[10:])
 
 
+def prompt_milliseconds(mllm: steering.MLLM, options: dict[str, Any], graphs: bool) -> float:
+    """Return the median time of the pass of a prompt that runs eagerly, or in a graph."""
+    engine = steering.Engine(mllm, slots=1, max_length=512, self_check=False)
+    passes, times = engine.core.runner.passes, list[float]()
+    if graphs:
+        passes.use(DecodeGraphs(mllm, captures=NoCapture))
+    run = passes.prompts
+
+    def timed(*args: Any) -> Any:
+        began = time.perf_counter()
+        result = run(*args)
+        times.append(time.perf_counter() - began)
+        return result
+
+    draw, picture = random.Random(0), noise((56, 56))
+    settings = {"sampling": steering.Sampling(max_tokens=1, ignore_eos=True), **options}
+    with (
+        patch.object(passes, "prompts", timed),
+        patch.multiple(prompt_graphs, PATIENCE=1, WITHIN=float("inf")),
+        patch.object(prompt_step, "pooled", lambda query, *args: torch.zeros_like(query)),
+    ):
+        for _ in range(PROMPTS + 10):
+            engine.generate([steering.Request(chat(words(draw, 40), picture), **settings)])
+    return 1000 * statistics.median(times[10:])
+
+
 def main() -> None:
-    """Print a table of the times."""
+    """Print tables of the times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--answers", nargs="+", type=int, default=[1, 32, 64, 256], help="(default: 1 32 64 256)")
     numbers = parser.parse_args().answers
@@ -75,6 +109,13 @@ def main() -> None:
     print("|---|" + "---:|" * len(numbers))
     for name, options in KINDS.items():
         print(f"| {name} |", *(f"{milliseconds(mllm, number, options(mllm)):.2f} |" for number in numbers), flush=True)
+    narrow = replace(SHAPES["tiny"], text={**SHAPES["tiny"].text, "num_hidden_layers": LAYERS})
+    mllm = random_model(narrow, torch.device("cpu"), torch.float32)
+    print("\n| a prompt, 28 layers | eager (ms) | in a graph (ms) |\n|---|---:|---:|")
+    for name, options in KINDS.items():
+        if "sampling" not in options(mllm):  # which acts behind prompts
+            times = (f"{prompt_milliseconds(mllm, options(mllm), graphs):.2f} |" for graphs in (False, True))
+            print(f"| {name} |", *times, flush=True)
 
 
 if __name__ == "__main__":

@@ -138,12 +138,11 @@ def pooled(
     window: int | None = None,
 ) -> torch.Tensor:
     """Stand in for `steering.triton.attention.pooled`, token by token, without a wait for the host."""
-    token, (_, kv_heads, length, _) = torch.arange(len(query)), keys.shape
+    token, (_, kv_heads, length, _) = torch.arange(len(query), device=query.device), keys.shape
     row = (token[:, None] >= places.bounds[None, 1:]).sum(1)
     slot = places.begins[row] // (kv_heads * length)
     column = places.lengths[row] - places.bounds[row + 1] + token
-    columns = torch.arange(length)
-    behind = column[:, None] - columns
+    behind = column[:, None] - torch.arange(length, device=query.device)
     hidden = (behind < 0) if window is None else (behind < 0) | (behind >= window)
     near, far = (part[slot].repeat_interleave(query.shape[1] // kv_heads, 1) for part in (keys, values))
     scores = (near @ query[..., None])[..., 0] * scaling
