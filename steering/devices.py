@@ -47,8 +47,11 @@ def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:
     return False
 
 
-def fill_slot(table: torch.Tensor, slot: int, value: float) -> None:
-    """Write a number to one slot of a table (slots,) by a slice; a single element would need a copy from the CPU."""
+def fill_slot(table: torch.Tensor, slot: int, value: float | torch.Tensor) -> None:
+    """Write a number, or a tensor () on its device, to one slot of a table (slots,) by a slice.
+
+    A single element would need a copy from the CPU.
+    """
     table[slot : slot + 1] = value
 
 

@@ -166,6 +166,9 @@ class Prefill(PromptStep):
             plain = self.ragged is None and heads.window is None and heads.softcap is None
             unmasked = plain and query.is_cuda and query.dtype != torch.float32
             mask = None if unmasked else self._chunk_mask(n, end, heads.window, query.device)
+        elif mask is not None and mask.shape[-2:] == (1, 1):  # it only keeps the model from building one
+            windowed = heads.window is not None and n >= heads.window
+            mask = self._chunk_mask(n, end, heads.window, query.device) if windowed else None
         if attended is None:
             return self._attend_with_hooks(heads, query, key, value, mask)
         return self._apply_weight_hooks(LayerWeights(self, heads, query, key, mask, grouped), value, attended)

@@ -85,9 +85,12 @@ class Embedded:
         return self.embeds.shape[1]
 
     @property
-    def rope_delta(self) -> int:
-        """The difference between the next rotary position and the cache length (mrope compresses images)."""
-        return (int(self.positions.max()) if self.last is None else self.last) + 1 - self.length
+    def rope_delta(self) -> int | torch.Tensor:
+        """The difference between the next rotary position and the cache length (mrope compresses images).
+
+        It is a tensor () on the positions' device where it would be known after a sync only.
+        """
+        return (self.positions.max() if self.last is None else self.last) + 1 - self.length
 
     @property
     def divisible(self) -> bool:

@@ -300,7 +300,8 @@ class MLLM:
         handle = self.decoder.register_forward_pre_hook(intercept, with_kwargs=True)
         images, wrapper = inputs["input_ids"] == self.image_token_id, self.model.model
         try:
-            counted = nullcontext() if features is None else placeholders.counted(wrapper, int(images.sum()), features)
+            ids = inputs["input_ids"], arguments["input_ids"]
+            counted = nullcontext() if features is None else placeholders.counted(wrapper, *ids)
             with counted, suppress(_Intercepted):
                 self.model.model(**arguments, use_cache=False)
         finally:

@@ -119,7 +119,7 @@ class PrefillState:
     reused: int = 0
     unseen: int = 0
     embedded: Embedded | None = None
-    rope_delta: int = 0
+    rope_delta: int | torch.Tensor = 0
     left: dict[str, Any] | None = None
     logits: torch.Tensor | None = None
 

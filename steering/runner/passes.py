@@ -68,7 +68,7 @@ class Passes:
     def prompts_under(self, hooks: HooksByName, chunk: PrefillChunk, inputs: Embedded) -> Computed:
         """Run a chunk of some prompts eagerly under these hooks."""
         arguments = inputs.arguments
-        if any(chunk.starts):
+        if inputs.divisible or any(chunk.starts):
             arguments["attention_mask"] = self._placeholder_mask(1)
         return self._prefill(
             hooks, chunk, lambda step: self._mllm.decoder(**arguments, use_cache=False, step=step), inputs.divisible

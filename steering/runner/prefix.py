@@ -202,9 +202,8 @@ class PrefixCache:
         keys, known_blocks = tuple((plan.settings, name) for name in names), len(plan.keys)
         first = next((at for at, key in enumerate(keys) if key not in self._blocks), len(keys))
         if known_blocks <= first < len(keys):
-            rotary = (
-                torch.arange(sequence.prompt.length, sequence.length, device=tail.device) + sequence.prefill.rope_delta
-            )
+            places = torch.arange(sequence.prompt.length, sequence.length, device=tail.device)
+            rotary = places + int(sequence.prefill.rope_delta)
             positions = torch.cat([tail, rotary[:, None].expand(-1, tail.shape[1])])
             self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known_blocks) * SIZE :]})
         self._touch(keys)

@@ -270,7 +270,7 @@ class Runner:
         self, chunk: PrefillChunk, acting: list[Slots], own: Slots, token: torch.Tensor, hook: Hook
     ) -> None:
         """Run a token (1,) behind a prompt, under a hook of `own` and those of the other interventions."""
-        rope = torch.full_like(token, chunk.starts[0] + chunk.sequences[0].prefill.rope_delta)
+        rope = torch.full_like(token, chunk.starts[0]) + chunk.sequences[0].prefill.rope_delta
         self.passes.behind_prompt(chunk, self._others(acting, own), {own.name: hook}, token, rope)
 
     def _run_behind(

@@ -67,19 +67,24 @@ class Geometry:
     def on_the_host(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
         """Yield further arguments of `get_image_features`, computed on the CPU from the pictures' grid.
 
-        The vision encoder would otherwise compute them on the GPU. Within the block its layers read lengths on the CPU.
-        There are none for encoders that pack no pictures.
+        The vision encoder would otherwise compute them on the GPU. Within the block its layers read lengths on the CPU, and
+        it computes with a copy of the grid on the GPU, while the wrapper may read its own on the CPU. There are none for
+        encoders that pack no pictures.
         """
         tower = attention.packed_tower(self._wrapper)
         if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
             yield {}  # other attentions compute with the lengths on the device
             return
-        arguments, lengths = self._arguments_of(tuple(map(tuple, pictures[GRID].tolist())), device)
+        arguments, lengths, grid = self._arguments_of(tuple(map(tuple, pictures[GRID].tolist())), device)
+
+        def moved(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, kwargs | ({"grid_thw": grid} if "grid_thw" in kwargs else {})
 
         def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, {name: lengths.get(id(value), value) for name, value in kwargs.items()}
 
         with ExitStack() as stack:
+            stack.enter_context(tower.register_forward_pre_hook(moved, with_kwargs=True))
             for block in tower.blocks:
                 stack.enter_context(block.register_forward_pre_hook(swap, with_kwargs=True))
             yield arguments
@@ -108,21 +113,21 @@ class Geometry:
         merged = getattr(tower, "spatial_merge_size", None)
         if merged is None or tower.config._attn_implementation != attention.NAME:
             return None
-        arguments, _ = self._arguments_of(((1, merged, merged),), device)
+        arguments, *_ = self._arguments_of(((1, merged, merged),), device)
         tensors = {name for name, tensor in arguments.items() if isinstance(tensor, torch.Tensor)}
         return tower if tensors == {f"image_{LENGTHS[0]}", POSITIONS} else None
 
     def _encoder_arguments(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device
-    ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor]]:
-        """Return an encoder's arguments for a grid on a device, and the lengths among them, by id, on the CPU.
+    ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor], torch.Tensor]:
+        """Return an encoder's arguments for a grid on a device, the lengths among them on the CPU, by id, and the grid.
 
-        The result is cached, because pictures of one size are frequent.
+        The grid is on the device. The result is cached, because pictures of one size are frequent.
         """
         with torch.inference_mode(False), torch.no_grad():  # cached tensors must work in every mode
             inputs: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
             precompute_export_inputs(self._wrapper.visual, inputs)
-            del inputs["grid_thw"]
+            on_device = to_device(inputs.pop("grid_thw"), device)
             tensors = {
                 name: to_device(tensor, device) for name, tensor in inputs.items() if isinstance(tensor, torch.Tensor)
             }
@@ -130,4 +135,4 @@ class Geometry:
             arguments: dict[str, torch.Tensor | int] = {
                 f"image_{name}": value for name, value in (tensors | numbers).items()
             }
-            return arguments, {id(tensors[name]): inputs[name] for name in LENGTHS if name in tensors}
+            return arguments, {id(tensors[name]): inputs[name] for name in LENGTHS if name in tensors}, on_device

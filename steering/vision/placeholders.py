@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
+
+from steering.devices import to_device
 
 
 def prepare(decoder: Any, device: torch.device) -> None:
@@ -31,28 +34,53 @@ def added(hidden_states: torch.Tensor, visual_pos_masks: torch.Tensor, visual_em
 
 
 @contextmanager
-def counted(wrapper: Any, tokens: int, features: Any) -> Iterator[None]:
-    """Keep a wrapper from counting places on the device within the block, if it can; raise ValueError for a wrong number.
+def counted(wrapper: Any, ids: torch.Tensor, sent: torch.Tensor) -> Iterator[None]:
+    """Let a wrapper find and count the places of features on the CPU within the block.
 
-    wrapper: the part of the model that takes pictures. tokens: the number of a prompt's image tokens. features: of all
-    pictures, as `MLLM.image_features` returns them.
+    It raises ValueError for a wrong number, as it does by itself. wrapper: the part of the model that takes pictures. ids: a
+    prompt's tokens (1, n) on the CPU. sent: the same on the device, the tensor that the wrapper is given.
     """
-    method = getattr(wrapper, "get_placeholder_mask", None)
-    parameters = {} if method is None else inspect.signature(method).parameters
-    optional = "image_features" in parameters and parameters["image_features"].default is None
-    if method is None or not optional or "get_placeholder_mask" in vars(wrapper):
-        yield
-        return
-    rows = sum(part.shape[:-1].numel() for part in features.pooler_output)
-    if tokens != rows:
-        raise ValueError(f"Image features and image tokens do not match, tokens: {tokens}, features: {rows}")
-    wrapper.get_placeholder_mask = functools.partial(_without_features, method)
+    found = {name: getattr(wrapper, name, None) for name in _REPLACED if name not in vars(wrapper)}
+    replaced = {name: method for name, method in found.items() if method is not None}
+    for name, method in replaced.items():
+        setattr(wrapper, name, functools.partial(_REPLACED[name], method, ids, sent))
     try:
         yield
     finally:
-        del wrapper.get_placeholder_mask
+        for name in replaced:
+            delattr(wrapper, name)
 
 
-def _without_features(method: Callable[..., Any], *args: Any, image_features: Any = None, **kwargs: Any) -> Any:
-    """Return the places as `method` does, which compares them with no features."""
-    return method(*args, **kwargs)
+def _places(method: Callable[..., Any], ids: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Return the places as `method` does, which reads the tokens and, of embeddings and features, only the sizes."""
+    bound = inspect.signature(method).bind(*args, **kwargs)
+    embeds = bound.arguments.get("inputs_embeds")
+    if bound.arguments.get("input_ids") is not sent or embeds is None:
+        return method(*args, **kwargs)
+    bound.arguments |= {"input_ids": ids, "inputs_embeds": torch.empty(()).expand(embeds.shape)}
+    masks = method(*bound.args, **bound.kwargs)
+    return tree_map_only(torch.Tensor, lambda mask: to_device(mask, embeds.device), masks)
+
+
+def _merged(
+    method: Callable[..., torch.Tensor],
+    ids: torch.Tensor,
+    sent: torch.Tensor,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor,
+    image_hidden_states: torch.Tensor,
+) -> torch.Tensor:
+    """Put features into embeddings as `method`, a wrapper's `inputs_merger`, does."""
+    if input_ids is not sent:
+        return method(input_ids, inputs_embeds, image_hidden_states)
+    mask = (ids == method.__self__.config.image_token_id)[..., None]  # type: ignore[attr-defined]
+    tokens, features = int(mask.sum()), image_hidden_states.to(inputs_embeds)
+    if tokens * inputs_embeds.shape[-1] != features.numel():
+        raise ValueError(
+            f"Image features and image tokens do not match, tokens: {tokens}, features: {features.shape[0]}"
+        )
+    return inputs_embeds.masked_scatter(to_device(mask, inputs_embeds.device), features)
+
+
+_REPLACED: dict[str, Callable[..., Any]] = {"get_placeholder_mask": _places, "inputs_merger": _merged}
+"""The methods with which transformers' wrappers find the places of features, and what runs instead."""

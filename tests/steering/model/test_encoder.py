@@ -36,13 +36,16 @@ class Wrapper:
 
 
 class Geometry:
+    def __init__(self, given: dict[str, Any]):
+        self.given = given
+
     @contextmanager
     def on_the_host(self, pictures: Any, device: torch.device) -> Iterator[dict[str, Any]]:
-        yield {"given": 1}
+        yield self.given
 
 
-def encoder_of(wrapper: Wrapper) -> PictureEncoder:
-    return PictureEncoder(wrapper, Geometry(), META)  # type: ignore[arg-type]
+def encoder_of(wrapper: Any, given: dict[str, Any] | None = None) -> PictureEncoder:
+    return PictureEncoder(wrapper, Geometry({"given": 1} if given is None else given), META)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("takes", "grids"), [("any", ["cpu", "cpu"]), ("meta", ["cpu", "meta", "meta"])])
@@ -74,3 +77,40 @@ def test_an_encoding_that_fails_both_ways_says_nothing(failure: Exception) -> No
     wrapper.failure = None
     assert encoder(PICTURES) == "features"
     assert encoder.splits_on_the_host
+
+
+class Unpadded:
+    """Reads sizes of pictures, or computes with them on the device; `sizes` has where they were."""
+
+    def __init__(self, computes: bool):
+        self.computes = computes
+        self.sizes: list[str] = []
+
+    def get_image_features(
+        self, pixel_values: torch.Tensor, image_sizes: torch.Tensor, batch_num_images: torch.Tensor, return_dict: bool
+    ) -> Any:
+        assert image_sizes.device == batch_num_images.device
+        self.sizes.append(image_sizes.device.type)
+        if self.computes:
+            return pixel_values[:, 0] * image_sizes[:, 0]
+        lengths = torch.as_tensor(image_sizes, device=pixel_values.device).prod(-1).tolist()  # none is read on "meta"
+        return pixel_values.split(lengths), torch.tensor(lengths, device=pixel_values.device)
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_sizes_are_read_on_the_cpu_by_encoders_that_pack_no_pictures(computes: bool) -> None:
+    encoder = encoder_of(wrapper := Unpadded(computes), given={})
+    sizes = {"image_sizes": torch.tensor([[1, 2], [2, 1]]), "batch_num_images": torch.tensor([2])}
+    for _ in range(2):
+        features = encoder({"pixel_values": torch.zeros(4, 3)[: 2 if computes else 4], **sizes})
+    assert wrapper.sizes == (["cpu", "meta", "meta"] if computes else ["cpu", "cpu"])
+    assert encoder.splits_on_the_host == (not computes)
+    if not computes:
+        assert features[1].device == META
+
+
+def test_grids_go_to_the_device_where_the_encoder_computes_its_own_arguments() -> None:
+    encoder = encoder_of(wrapper := Wrapper("meta"), given={})
+    assert encoder(PICTURES) == "features"
+    assert wrapper.grids == ["meta"]
+    assert encoder.splits_on_the_host is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,9 @@ from tests.steering.parallel import waits as program
 from tests.steering.parallel.asking import computed_apart
 
 EMBEDDING = ("model/mllm.py", "model/encoder.py", "model/embedded.py")
-"""The files where transformers' wrappers compute a prompt's embeddings.
-
-For many families their checks that pictures fit the prompt wait twice, and their towers where features are split.
-"""
-EMBEDDED = {"qwen2_vl": 0, "qwen2_5_vl": 0, "qwen3_vl": 0, "qwen3_vl_moe": 0, "glm4v": 1}
-"""The number of these waits of families whose pictures have grids."""
-PREFILL = "runner/passes.py"
-"""The file where they run a prompt, and look for packed sequences, or for the places of features."""
+"""The files where transformers' wrappers encode pictures and compute a prompt's embeddings."""
+EMBEDDED = {"idefics3": 4}
+"""The families that wait there, for the tiles that are not padding and for those that have padding, and how often."""
 LAYERS = "decoder/updates.py"
 KNOWN = "runner/prefix.py"
 """The file where the positions of a prompt's cached beginning are compared with its own."""
@@ -32,16 +28,17 @@ Waits = dict[str, list[list[str]]]
 
 
 @pytest.fixture(scope="module")
-def counted(model: Path) -> dict[str, Waits]:
-    """Return the lines that waited in each step, by request and by family."""
-    waits: dict[str, Waits] = computed_apart(program.waits, model)
-    return waits
+def counted(model: Path) -> dict[str, Any]:
+    """Return the lines that waited in each step, by request, and by family and number of pictures; and what is unlike."""
+    counts: dict[str, Any] = computed_apart(program.waits, model)
+    return counts
 
 
 @pytest.fixture(scope="module")
-def waits(counted: dict[str, Waits]) -> Waits:
+def waits(counted: dict[str, Any]) -> Waits:
     """Return the waits by request."""
-    return counted["requests"]
+    requests: Waits = counted["requests"]
+    return requests
 
 
 @pytest.mark.slow
@@ -83,20 +80,27 @@ def test_a_prompt_s_embedding_waits_for_no_layer_of_its_vision_tower(waits: dict
 
 
 @pytest.mark.slow
-def test_a_decode_waits_once_and_a_prompt_s_chunk_a_few_times_whatever_the_family(counted: dict[str, Waits]) -> None:
+def test_a_decode_waits_once_and_a_prompt_for_nothing_before_its_token_whatever_the_family(counted: Any) -> None:
     assert counted["families"].keys() == set(families.FAMILIES)
-    for family, (prefill, decode) in counted["families"].items():
-        experts = family == "qwen3_vl_moe"  # whose products wait on a CPU, and not on a GPU that has a kernel for them
-        chunk, step = (
-            Counter(line.split(":")[0] for line in lines if not (experts and line.startswith(LAYERS)))
-            for lines in (prefill, decode)
-        )
-        assert step == {TOKENS: 1}, (family, decode)
-        embedded = sum(chunk.pop(file, 0) for file in EMBEDDING)
-        assert embedded <= EMBEDDED.get(family, 8), (family, prefill)
-        assert chunk.pop(TOKENS) == 2, (family, prefill)  # the first token, and the step's own
-        assert chunk.keys() <= {PREFILL}, (family, prefill)
-        assert chunk[PREFILL] <= (0 if family in EMBEDDED else 2), (family, prefill)
+    for family, by_pictures in counted["families"].items():
+        assert by_pictures.keys() >= {"1", "2"}
+        for pictures, (prefill, decode) in by_pictures.items():
+            experts = (
+                family == "qwen3_vl_moe"
+            )  # whose products wait on a CPU, and not on a GPU that has a kernel for them
+            chunk, step = (
+                Counter(line.split(":")[0] for line in lines if not (experts and line.startswith(LAYERS)))
+                for lines in (prefill, decode)
+            )
+            assert step == {TOKENS: 1}, (family, pictures, decode)
+            embedded = sum(chunk.pop(file, 0) for file in EMBEDDING)
+            assert embedded == (0 if pictures == "0" else EMBEDDED.get(family, 0)), (family, pictures, prefill)
+            assert chunk == {TOKENS: 2}, (family, pictures, prefill)  # the first token, and the step's own
+
+
+@pytest.mark.slow
+def test_the_decoder_receives_what_the_wrapper_by_itself_would_give_it_to_the_bit(counted: Any) -> None:
+    assert counted["unlike"] == {family: [] for family in families.FAMILIES}
 
 
 @pytest.mark.slow

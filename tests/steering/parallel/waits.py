@@ -1,4 +1,4 @@
-"""Host waits for a GPU, step by step of each request alone, also with models of other families.
+"""Host waits for a GPU, step by step of each request alone, also with models of other families; and what is embedded.
 
 It runs in a process of its own, because the pretended devices stay.
 """
@@ -6,6 +6,7 @@ It runs in a process of its own, because the pretended devices stay.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 
 import steering
 from steering import Request, Sampling
+from steering.model.images import TEXT_INPUTS
+from steering.model.mllm import MLLM
+from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.parallel import pretend
 from tests.steering.parallel.asking import requests
@@ -25,14 +29,55 @@ def waits(model: Path) -> dict[str, Any]:
     engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefix_cache_bytes=2**24)
     assert engine.stats()["kv_bytes"], "allotted at the start"
     waits_by_request = {name: waited(engine, request) for name, request in requests(mllm).items()}
-    by_family = {}
+    by_family: dict[str, Any] = {}
+    unlike: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for family in families.FAMILIES:
             mllm = steering.load(families.checkpoint(family, Path(folder)), dtype="float32", device=pretend.NAME)
-            engine = steering.Engine(mllm, slots=1, max_length=512, self_check=False)
-            chat = families.example_messages(family, 1)
-            by_family[family] = waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True)), most=2)
-    return {"requests": waits_by_request, "families": by_family}
+            chats = {number: families.example_messages(family, number) for number in counts(family)}
+            by_family[family] = {str(number): first_steps(mllm, chat) for number, chat in chats.items()}
+            unlike[family] = [
+                f"{number} pictures: {name}"
+                for number, chat in chats.items()
+                for name in differing(mllm, build_prompt(mllm, chat).inputs)
+            ]
+    return {"requests": waits_by_request, "families": by_family, "unlike": unlike}
+
+
+def first_steps(mllm: MLLM, chat: list[dict[str, Any]]) -> list[list[str]]:
+    engine = steering.Engine(mllm, slots=1, max_length=512, self_check=False)
+    return waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True)), most=2)
+
+
+def counts(family: str) -> tuple[int, ...]:
+    return (1, 2) if family in families.IMAGE_ONLY else (1, 2, 0)
+
+
+@torch.inference_mode()
+def differing(mllm: MLLM, inputs: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of the decoder's inputs that are not, to the bit, those of the wrapper by itself."""
+    expected: dict[str, Any] = {}
+
+    def intercept(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        expected.update(kwargs)
+
+    handle = mllm.decoder.register_forward_pre_hook(intercept, with_kwargs=True)
+    mllm.model.model(**{name: value.to(mllm.device) for name, value in inputs.items()}, use_cache=False)
+    handle.remove()
+    if hasattr(mllm.model.model, "rope_deltas"):
+        mllm.model.model.rope_deltas = None
+    pictures = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
+    embedded = mllm.embed(inputs, mllm.image_features(pictures) if pictures else None)
+    names = ("inputs_embeds", "position_ids", "deepstack_visual_embeds", "visual_pos_masks")
+    ours = {name: value for name, value in embedded.arguments.items() if name in names}
+    if expected.get("position_ids") is None:
+        del ours["position_ids"]
+    return [name for name, value in ours.items() if not alike(value, expected[name])]
+
+
+def alike(ours: Any, expected: Any) -> bool:
+    pairs = zip(ours, expected, strict=True) if isinstance(ours, list) else [(ours, expected)]
+    return all(torch.equal(first.cpu(), second.cpu()) for first, second in pairs)
 
 
 def waited(engine: steering.Engine, request: Request, most: int = 100) -> list[list[str]]:

@@ -137,7 +137,8 @@ def test_an_ignored_attention_window_is_refused(
 ) -> None:
     real = kernels.visible
     monkeypatch.setattr(kernels, "visible", lambda rows, columns, window: real(rows, columns, None))
-    assert refusal(load_mllm(family)) in ("decoding step 1", "the prompt's last logits")
+    # A prompt's first chunk makes its own masks, too, unless the wrapper makes them.
+    assert refusal(load_mllm(family)).startswith(("decoding step 1", "the prompt's last logits", "decoder layer 0"))
 
 
 def test_an_ignored_soft_cap_is_refused(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:

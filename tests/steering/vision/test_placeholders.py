@@ -2,45 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from steering.model.images import Features
 from steering.vision.placeholders import added, counted, prepare
 from tests import families
 from tests.steering.conftest import LoadMLLM
 
-
-def features_of(*rows: int) -> Features:
-    return Features([torch.zeros(number, 4) for number in rows])
+METHODS = ("get_placeholder_mask", "inputs_merger")
 
 
-@pytest.mark.parametrize("family", [family for family in families.FAMILIES if family != "idefics3"])
-def test_a_wrapper_does_not_count_within_the_block(family: str, load_mllm: LoadMLLM) -> None:
-    wrapper = load_mllm(family).model.model
+def prompt_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a prompt with five image tokens on the CPU, and the same as another tensor."""
     ids = torch.tensor([[1, *[wrapper.config.image_token_id] * 5, 2]])
-    embeds, fitting = torch.zeros(1, 7, 4), torch.zeros(5, 4)
-    own = wrapper.get_placeholder_mask
-    expected = own(ids, inputs_embeds=embeds, image_features=fitting)
-    with counted(wrapper, 5, features_of(2, 3)):
-        again = wrapper.get_placeholder_mask(ids, inputs_embeds=embeds, image_features=fitting)
-    for first, second in zip(
-        *(made if isinstance(made, tuple) else (made,) for made in (expected, again)), strict=True
-    ):
-        assert torch.equal(first, second)
-    assert "get_placeholder_mask" not in vars(wrapper)
-    with pytest.raises(ValueError, match=r"features|tokens"):
-        wrapper.get_placeholder_mask(ids, inputs_embeds=embeds, image_features=fitting[:3])
+    return ids, ids.clone()
 
 
-def test_a_wrong_number_of_features_is_refused(load_mllm: LoadMLLM) -> None:
-    wrapper = load_mllm("qwen2_5_vl").model.model
-    for features in (features_of(5), features_of(3, 4), Features(torch.zeros(2, 2, 4))):
-        with pytest.raises(ValueError, match="do not match, tokens: 6"), counted(wrapper, 6, features):
-            pass
-    with counted(wrapper, 6, Features(torch.zeros(2, 3, 4))):
-        assert "get_placeholder_mask" in vars(wrapper)
-    assert "get_placeholder_mask" not in vars(wrapper)
+def found(wrapper: Any, ids: torch.Tensor, features: torch.Tensor) -> list[torch.Tensor]:
+    """Return what the wrapper makes of features (k, 4): their places, or embeddings that hold them."""
+    embeds = torch.arange(28.0).view(1, 7, 4)
+    if hasattr(wrapper, "inputs_merger"):
+        return [wrapper.inputs_merger(input_ids=ids, inputs_embeds=embeds, image_hidden_states=features)]
+    places = wrapper.get_placeholder_mask(ids, inputs_embeds=embeds, image_features=features)
+    return list(places) if isinstance(places, tuple) else [places]
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_wrapper_finds_the_same_places_within_the_block(family: str, load_mllm: LoadMLLM) -> None:
+    wrapper, features = load_mllm(family).model.model, torch.randn(5, 4)[:, None]
+    ids, sent = prompt_of(wrapper)
+    expected = found(wrapper, sent, features)
+    with counted(wrapper, ids, sent):
+        assert vars(wrapper).keys() & METHODS
+        for actual, wanted in zip(found(wrapper, sent, features), expected, strict=True):
+            assert torch.equal(actual, wanted)
+        other = torch.where(ids == 1, 2, ids)
+        for actual, wanted in zip(found(wrapper, other, features), expected, strict=True):
+            assert torch.equal(actual, wanted), "other tokens than the prompt's are read as they are"
+    assert not vars(wrapper).keys() & METHODS
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_wrong_number_of_features_is_refused_in_the_wrappers_words(family: str, load_mllm: LoadMLLM) -> None:
+    wrapper = load_mllm(family).model.model
+    ids, sent = prompt_of(wrapper)
+    for number in (0, 4, 6):
+        features = torch.zeros(number, 1, 4)
+        with pytest.raises(ValueError, match="do not match, tokens: 5, features") as own:
+            found(wrapper, sent, features)
+        with pytest.raises(ValueError, match="do not match") as ours, counted(wrapper, ids, sent):
+            found(wrapper, sent, features)
+        assert str(ours.value) == str(own.value)
+        assert not vars(wrapper).keys() & METHODS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
