@@ -69,6 +69,13 @@ def test_a_step_waits_only_for_its_tokens(waits: dict[str, list[list[str]]]) -> 
 
 
 @pytest.mark.slow
+def test_a_prompt_in_a_graph_waits_only_for_its_tokens(counted: dict[str, Any]) -> None:
+    for name, (lines, graphs) in counted["in graphs"].items():
+        assert graphs == 1, name
+        assert {line.split(":")[0] for line in lines} == {TOKENS}, (name, lines)
+
+
+@pytest.mark.slow
 def test_a_prompt_s_embedding_waits_for_no_layer_of_its_vision_tower(waits: dict[str, list[list[str]]]) -> None:
     """The tower has two layers."""
     for name, steps in waits.items():

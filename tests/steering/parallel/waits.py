@@ -9,17 +9,25 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import steering
 from steering import Request, Sampling
+from steering.accel import prompt_graphs, prompt_step
+from steering.accel.cuda_graphs import DecodeGraphs
 from steering.model.images import TEXT_INPUTS
 from steering.model.mllm import MLLM
 from steering.prompt.layout import build_prompt
 from tests import families
+from tests.steering.accel.test_cuda_graphs import again
 from tests.steering.parallel import pretend
 from tests.steering.parallel.asking import requests
+from tests.steering.triton.reference import pooled
+
+IN_GRAPHS = ("plain", "text only", "steered until", "see, transferred", "looking")
+"""The requests whose prompts also run in graphs, as captures refuse to wait, and nothing around them should."""
 
 
 def waits(model: Path) -> dict[str, Any]:
@@ -28,7 +36,9 @@ def waits(model: Path) -> dict[str, Any]:
     mllm = steering.load(model, dtype="float32", device=pretend.NAME)
     engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefix_cache_bytes=2**24)
     assert engine.stats()["kv_bytes"], "allotted at the start"
-    waits_by_request = {name: waited(engine, request) for name, request in requests(mllm).items()}
+    asked = requests(mllm)
+    waits_by_request = {name: waited(engine, request) for name, request in asked.items()}
+    in_graphs = {name: first_in_graphs(mllm, asked[name]) for name in IN_GRAPHS}
     by_family: dict[str, Any] = {}
     unlike: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +51,19 @@ def waits(model: Path) -> dict[str, Any]:
                 for number, chat in chats.items()
                 for name in differing(mllm, build_prompt(mllm, chat).inputs)
             ]
-    return {"requests": waits_by_request, "families": by_family, "unlike": unlike}
+    return {"requests": waits_by_request, "in graphs": in_graphs, "families": by_family, "unlike": unlike}
+
+
+def first_in_graphs(mllm: MLLM, request: Request) -> tuple[list[str], int]:
+    """Return the lines that waited in the first step of a request whose prompt is in a graph, and how many graphs ran."""
+    engine = steering.Engine(mllm, slots=2, max_length=512, self_check=False)
+    graphs = DecodeGraphs(mllm, captures=lambda: again)
+    engine.core.runner.passes.use(graphs)
+    with patch.object(prompt_graphs, "PATIENCE", 0), patch.object(prompt_step, "pooled", pooled):
+        waited(engine, request)  # whose results are compared
+        taken = graphs.prompts.taken
+        first, *_ = waited(engine, request, most=1)
+    return first, graphs.prompts.taken - taken
 
 
 def first_steps(mllm: MLLM, chat: list[dict[str, Any]]) -> list[list[str]]:
