@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from PIL import Image
 
 from server.errors import BadRequest
+from server.images.base64_forms import plain_base64
 from server.images.container import Reads, TooComplex, check, ends_early
 from server.images.decoded import DecodedPictures
 from server.settings import Settings
@@ -30,16 +31,6 @@ MAX_RATIO = 200
 Other processors scale the shorter side to a fixed size, and would make gigabytes of a line of pixels.
 """
 _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
-
-_ESCAPES = [
-    (escape, byte)
-    for byte in (b"+", b"/", b"=", b"-", b"_", b"\n", b"\r", b" ")
-    for escape in {f"%{byte[0]:02X}".encode(), f"%{byte[0]:02x}".encode()}
-]
-"""Percent-encodings of base64's characters other than letters and digits, and of white space."""
-_SPACES = b" \t\r\n\f"
-_UNUSUAL = [*_SPACES, *b"-_"]
-_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 class ImageLoader:
@@ -167,20 +158,6 @@ class ImageLoader:
         return BadRequest(
             f"'{param}' may hold at most {self.settings.max_image_pixels} pixels.", param, "image_too_large"
         )
-
-
-def plain_base64(text: str) -> bytes:
-    """Return padded base64 in its plain alphabet from any of the forms that clients write.
-
-    These are base64 in lines, percent-encoded, URL-safe or unpadded. Raises ValueError for characters outside of ASCII.
-    """
-    encoded = text.encode("ascii")
-    if b"%" in encoded:
-        for escape, byte in _ESCAPES:
-            encoded = encoded.replace(escape, byte)
-    if any(byte in encoded for byte in _UNUSUAL):  # translating megabytes takes longer than looking
-        encoded = encoded.translate(_URL_SAFE, _SPACES)
-    return encoded if b"=" in encoded[-2:] else encoded + b"=" * (-len(encoded) % 4)
 
 
 def is_remote(url: str) -> bool:
