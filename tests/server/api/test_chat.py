@@ -189,7 +189,7 @@ def test_more_tokens_than_fit_are_cut_to_what_fits_and_told(
     streamed = ask(client, QUESTION, stream=True, sage=False, **{"max_tokens": None, name: room + 1})
     assert streamed.text.count(f'"applied":{{"max_tokens":{room}}}') == 1
     too_long = refused(ask(client, QUESTION, force="red " * 5_000, **{"max_tokens": None, name: 32_000}))
-    assert too_long["code"] == "context_length_exceeded"
+    assert (too_long["code"], too_long["param"]) == ("context_length_exceeded", "force")
 
 
 def test_a_prompt_that_is_too_long_is_openais_error(client: FlaskClient) -> None:
