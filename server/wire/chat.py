@@ -129,7 +129,7 @@ class ChatRequest(BaseModel):
     """0 selects the likeliest token. Absent sampling fields have the checkpoint's defaults, else OpenAI's."""
     top_p: Number | None = Field(None, json_schema_extra=within("top_p"))
     """Sample from the likeliest tokens that together have this share of the probability."""
-    top_k: Integer | None = Field(None, json_schema_extra=within("top_k") | {"minimum": -1})
+    top_k: Integer | None = Field(None, json_schema_extra=within("top_k"))
     """Sample from this many of the likeliest tokens; 0 and -1 mean all."""
     min_p: Number | None = Field(None, json_schema_extra=within("min_p"))
     """Exclude tokens less likely than this share of the likeliest one's probability."""

@@ -331,9 +331,11 @@ def check_slots(request: Request, slots: int) -> None:
     answers = request.n * (1 + request.baseline + any(intervention.twin for intervention in request.asked.values()))
     if answers <= slots:
         return
-    if request.n > 1:
-        message = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
-        raise RequestError(message, param="n")
+    if request.n > 1 and (each := answers // request.n) <= slots:
+        beside = "" if each == 1 else f", and each of yours needs {each} (baselines and twins count)"
+        raise RequestError(
+            f"'n' must be at most {slots // each}: this server runs {slots} answers at once{beside}.", param="n"
+        )
     names = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
     names += ["baseline"] * request.baseline
     listed = " and ".join(f"'{name}'" for name in names)
