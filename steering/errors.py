@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -76,10 +77,13 @@ class Busy(SteeringError):
     """
 
     def __init__(self, waiting: int, retry_after: float, longest: float | None = None):
-        why = f"{waiting} answers are already waiting."
+        why = f"{waiting} answer{' is' if waiting == 1 else 's are'} already waiting, and no more may"
         if longest is not None:
-            why = f"an answer would wait longer than {longest:g} seconds for its turn."
-        super().__init__(f"The server is at capacity: {why}")
+            why = f"an answer would wait longer than {longest:g} seconds for its turn, and none may"
+        elif not waiting:
+            why = "as many answers run as may"
+        seconds = max(1, math.ceil(retry_after))
+        super().__init__(f"The server is at capacity: {why}; try again in about {seconds} second{'s' * (seconds > 1)}.")
         self.retry_after = retry_after
 
 
