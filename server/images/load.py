@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from PIL import Image
 
@@ -30,6 +32,11 @@ MAX_RATIO = 200
 
 Other processors scale the shorter side to a fixed size, and would make gigabytes of a line of pixels.
 """
+LARGE = 4_000_000
+"""Pixels of images, together, whose decoding takes more than a tenth of a second."""
+BEGINNING = 256 * 2**10
+MOST_READS = 1000
+"""Bytes of a file, and reads from it, for its number of pixels, which is looked up before a request waits for its turn."""
 _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
 
 
@@ -64,6 +71,24 @@ class ImageLoader:
             if self.fetch is not None and is_remote(url) and url not in self._fetched:
                 self._fetched[url] = self.fetch(url, param)
 
+    def are_large(self, urls: Iterable[tuple[str, str]]) -> bool:
+        """Return whether decoding the images among (url, param) takes long, as far as their files' beginnings say."""
+        pixels = [(self._pixels(url), url) for url, _ in islice(urls, self.settings.max_images)]
+        if sum(count for count, _ in pixels) <= LARGE:  # in most cases, and costs less than looking them up
+            return False
+        return sum(count for count, url in pixels if not self.decoded.has(url)) > LARGE
+
+    def _pixels(self, url: str) -> float:
+        """Return an image's pixels; infinity where the beginning of its file does not say."""
+        try:
+            if (file := self._fetched.get(url)) is None:
+                encoded = plain_base64(url[: 2 * BEGINNING].partition(",")[2])
+                file = base64.b64decode(encoded[: len(encoded) // 4 * 4])
+            with Image.open(Reads(file[:BEGINNING], MOST_READS), formats=FORMATS) as image:
+                return image.width * image.height
+        except Exception:  # Pillow's decoders raise any kind of error
+            return math.inf
+
     def load(self, url: str, param: str) -> Image.Image:
         """Return the image of `url`; raises BadRequest with `param` as the field's name."""
         self.check()
@@ -76,6 +101,7 @@ class ImageLoader:
         else:
             picture = self._decode(file, param)
             self.decoded.keep(key, picture)
+            self.decoded.came_from(url, key)
         return picture
 
     def count_image(self) -> None:
