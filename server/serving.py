@@ -65,7 +65,7 @@ class Gunicorn(BaseApplication):
     def _fork(self, arbiter: Arbiter, worker: Worker) -> None:
         """Count a worker's start; raises HaltServer if too many in a row have ended while they loaded.
 
-        The start time of a replacement is now.
+        The start time of a replacement is now, and a port that the system chose is known by now.
         """
         if self.starts.hopeless:
             raise HaltServer(
@@ -74,6 +74,9 @@ class Gunicorn(BaseApplication):
         self.starts.begin()
         if worker.age > 1:
             self.begun = time.monotonic()
+        if not self.settings.port and not self.settings.host.startswith("unix:"):
+            _, port, *_ = arbiter.LISTENERS[0].getsockname()
+            self.settings = self.settings.model_copy(update={"port": port})
 
     def _fork_engine(self, arbiter: Arbiter, worker: Worker) -> None:
         """Fork the engine's process from the worker's before that has threads."""
@@ -203,7 +206,7 @@ def serve(settings: Settings) -> None:
         log.warning(warning)
     if not settings.host.startswith("unix:"):
         name = "the embedded model" if settings.model == str(CHECKPOINT) else Path(settings.model).name
-        log.info("loading %s for %s", name, settings.address)
+        log.info("loading %s for %s", name, settings.address if settings.port else f"a free port of {settings.host}")
     gunicorn = Gunicorn(settings)
     import_ahead()
     from server.app import check_names

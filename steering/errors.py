@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -28,17 +29,41 @@ class Inapplicable(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """Prompt and answer do not fit into the context length; `at_least` where counting stopped before the prompt's end."""
+    """Prompt and answer do not fit into the context length; `at_least` where counting stopped before the prompt's end.
 
-    def __init__(self, limit: int, requested: int, prompt: int, at_least: bool = False):
+    `lengths` are tokens by field, for a request that has texts in other fields than its messages.
+    """
+
+    def __init__(
+        self, limit: int, requested: int, prompt: int, at_least: bool = False, lengths: Mapping[str, int] | None = None
+    ):
+        lengths = lengths or {"messages": prompt}
+        fields = too_long(lengths, limit)
+        counts = f"{prompt} in the messages, {requested - prompt} in the completion"
+        reducible = "the messages or the completion"
+        if fields != ["messages"]:
+            others = requested - sum(lengths.values())
+            listed = [f"{count} in '{field}'" for field, count in lengths.items() if count]
+            counts = ", ".join([*listed, *([f"{others} in the completion"] if others > 0 else [])])
+            quoted = [f"'{field}'" for field in fields] + (["the completion"] if others > 1 else [])
+            reducible = (" and " if lengths[fields[-1]] > limit else " or ").join(quoted)
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, you requested "
-            f"{'at least ' if at_least else ''}{requested} tokens "
-            f"({prompt} in the messages, {requested - prompt} in the completion). Please reduce the length of the messages "
-            "or the completion.",
-            param="messages",
+            f"{'at least ' if at_least else ''}{requested} tokens ({counts}). Please reduce the length of {reducible}.",
+            param=fields[0],
             code="context_length_exceeded",
         )
+
+
+SMALL = 8
+"""The divisor of a request's length below which a field is not named for it."""
+
+
+def too_long(lengths: Mapping[str, int], limit: int) -> list[str]:
+    """Return the fields that exceed a limit alone, longest first; where none does, those that do together."""
+    longest = sorted(lengths, key=lambda field: -lengths[field])
+    alone = [field for field in longest if lengths[field] > limit]
+    return alone or [field for field in longest if lengths[field] * SMALL >= sum(lengths.values())]
 
 
 class VectorError(Inapplicable):
@@ -52,10 +77,13 @@ class Busy(SteeringError):
     """
 
     def __init__(self, waiting: int, retry_after: float, longest: float | None = None):
-        why = f"{waiting} answers are already waiting."
+        why = f"{waiting} answer{' is' if waiting == 1 else 's are'} already waiting, and no more may"
         if longest is not None:
-            why = f"an answer would wait longer than {longest:g} seconds for its turn."
-        super().__init__(f"The server is at capacity: {why}")
+            why = f"an answer would wait longer than {longest:g} seconds for its turn, and none may"
+        elif not waiting:
+            why = "as many answers run as may"
+        seconds = max(1, math.ceil(retry_after))
+        super().__init__(f"The server is at capacity: {why}; try again in about {seconds} second{'s' * (seconds > 1)}.")
         self.retry_after = retry_after
 
 

@@ -41,7 +41,8 @@ class Limiter:
             if holder.concurrent is not None and self._running[name] >= holder.concurrent:
                 raise ApiError(
                     429,
-                    f"The key {holder.name!r} allows at most {holder.concurrent} requests at the same time.",
+                    f"The key {holder.name!r} allows at most {holder.concurrent} requests at the same time; "
+                    "try again when one of them has ended.",
                     code="key_concurrency_exceeded",
                     retry_after=1.0,
                 )
@@ -49,12 +50,13 @@ class Limiter:
                 self._mind_the_clock()
             if holder.rate is not None and not self._window.hit(holder.rate, name):
                 often = "1 chat" if holder.rate.amount == 1 else f"{holder.rate.amount} chats"
-                opens = self._window.get_window_stats(holder.rate, name).reset_time
+                seconds = max(1, math.ceil(self._window.get_window_stats(holder.rate, name).reset_time - time.time()))
                 raise ApiError(
                     429,
-                    f"The key {holder.name!r} may send at most {often} in {_time(holder.rate.get_expiry())}.",
+                    f"The key {holder.name!r} may send at most {often} in {_time(holder.rate.get_expiry())}; "
+                    f"the next one in {seconds} second{'s' * (seconds > 1)}.",
                     code="key_rate_exceeded",
-                    retry_after=opens - time.time(),
+                    retry_after=seconds,
                 )
             self._running[name] += 1
         return self._once(name)

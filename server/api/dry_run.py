@@ -47,7 +47,7 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
         checking = Checking(app, serving, app.dry_runs, others, earlier, parts)
         skipping.skipped |= checking.again(fields, chat.guard).skipped
     if chat.messages:
-        with pictures_turn(app, serving, chat) as images.check:
+        with pictures_turn(app, serving, chat, images) as images.check:
             resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
             resolved, sizes = inspected(resolved, serving, skipping, len(urls))
     else:

@@ -47,9 +47,9 @@ class TooComplex(Exception):
 class Reads(io.BytesIO):
     """A file in memory that raises TooComplex if it is read from too often."""
 
-    def __init__(self, data: bytes):
+    def __init__(self, data: bytes, most: int = MAX_READS):
         super().__init__(data)
-        self._left = MAX_READS
+        self._left = most
 
     def read(self, size: int | None = -1, /) -> bytes:
         self._left -= 1

@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from PIL import Image
 
 from server.errors import BadRequest
+from server.images.base64_forms import plain_base64
 from server.images.container import Reads, TooComplex, check, ends_early
 from server.images.decoded import DecodedPictures
 from server.settings import Settings
@@ -29,17 +32,12 @@ MAX_RATIO = 200
 
 Other processors scale the shorter side to a fixed size, and would make gigabytes of a line of pixels.
 """
+LARGE = 4_000_000
+"""Pixels of images, together, whose decoding takes more than a tenth of a second."""
+BEGINNING = 256 * 2**10
+MOST_READS = 1000
+"""Bytes of a file, and reads from it, for its number of pixels, which is looked up before a request waits for its turn."""
 _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
-
-_ESCAPES = [
-    (escape, byte)
-    for byte in (b"+", b"/", b"=", b"-", b"_", b"\n", b"\r", b" ")
-    for escape in {f"%{byte[0]:02X}".encode(), f"%{byte[0]:02x}".encode()}
-]
-"""Percent-encodings of base64's characters other than letters and digits, and of white space."""
-_SPACES = b" \t\r\n\f"
-_UNUSUAL = [*_SPACES, *b"-_"]
-_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 class ImageLoader:
@@ -73,6 +71,24 @@ class ImageLoader:
             if self.fetch is not None and is_remote(url) and url not in self._fetched:
                 self._fetched[url] = self.fetch(url, param)
 
+    def are_large(self, urls: Iterable[tuple[str, str]]) -> bool:
+        """Return whether decoding the images among (url, param) takes long, as far as their files' beginnings say."""
+        pixels = [(self._pixels(url), url) for url, _ in islice(urls, self.settings.max_images)]
+        if sum(count for count, _ in pixels) <= LARGE:  # in most cases, and costs less than looking them up
+            return False
+        return sum(count for count, url in pixels if not self.decoded.has(url)) > LARGE
+
+    def _pixels(self, url: str) -> float:
+        """Return an image's pixels; infinity where the beginning of its file does not say."""
+        try:
+            if (file := self._fetched.get(url)) is None:
+                encoded = plain_base64(url[: 2 * BEGINNING].partition(",")[2])
+                file = base64.b64decode(encoded[: len(encoded) // 4 * 4])
+            with Image.open(Reads(file[:BEGINNING], MOST_READS), formats=FORMATS) as image:
+                return image.width * image.height
+        except Exception:  # Pillow's decoders raise any kind of error
+            return math.inf
+
     def load(self, url: str, param: str) -> Image.Image:
         """Return the image of `url`; raises BadRequest with `param` as the field's name."""
         self.check()
@@ -85,6 +101,7 @@ class ImageLoader:
         else:
             picture = self._decode(file, param)
             self.decoded.keep(key, picture)
+            self.decoded.came_from(url, key)
         return picture
 
     def count_image(self) -> None:
@@ -167,20 +184,6 @@ class ImageLoader:
         return BadRequest(
             f"'{param}' may hold at most {self.settings.max_image_pixels} pixels.", param, "image_too_large"
         )
-
-
-def plain_base64(text: str) -> bytes:
-    """Return padded base64 in its plain alphabet from any of the forms that clients write.
-
-    These are base64 in lines, percent-encoded, URL-safe or unpadded. Raises ValueError for characters outside of ASCII.
-    """
-    encoded = text.encode("ascii")
-    if b"%" in encoded:
-        for escape, byte in _ESCAPES:
-            encoded = encoded.replace(escape, byte)
-    if any(byte in encoded for byte in _UNUSUAL):  # translating megabytes takes longer than looking
-        encoded = encoded.translate(_URL_SAFE, _SPACES)
-    return encoded if b"=" in encoded[-2:] else encoded + b"=" * (-len(encoded) % 4)
 
 
 def is_remote(url: str) -> bool:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from server.errors import BadRequest
+from server.images.base64_forms import plain_base64
 from server.journal.database import Place
 from server.journal.errors import JournalError
 from server.journal.retention import DAY
@@ -58,7 +59,7 @@ class KeptPictures:
         if match is None:
             return url
         try:
-            data = base64.b64decode(match[2], validate=False)
+            data = base64.b64decode(plain_base64(match[2]), validate=True)
         except (binascii.Error, ValueError):
             return url
         digest = hashlib.sha256(data).hexdigest()

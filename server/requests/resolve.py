@@ -179,12 +179,15 @@ def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
     def either(value: float | None, name: str, neutral: float) -> float:
         return float(defaults.get(name, neutral)) if value is None else value
 
-    top_k = int(either(chat.top_k, "top_k", 0))
+    if chat.max_completion_tokens is not None and chat.max_completion_tokens < 1:
+        raise BadRequest(
+            f"'max_completion_tokens' must be at least 1; got {chat.max_completion_tokens}.", "max_completion_tokens"
+        )
     return Sampling(
         max_tokens=chat.longest,
         temperature=either(chat.temperature, "temperature", 1.0),
         top_p=either(chat.top_p, "top_p", 1.0),
-        top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "off"
+        top_k=int(either(chat.top_k, "top_k", 0)),
         min_p=chat.min_p or 0.0,
         repetition_penalty=either(chat.repetition_penalty, "repetition_penalty", 1.0),
         frequency_penalty=chat.frequency_penalty or 0.0,

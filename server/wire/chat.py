@@ -129,7 +129,7 @@ class ChatRequest(BaseModel):
     """0 selects the likeliest token. Absent sampling fields have the checkpoint's defaults, else OpenAI's."""
     top_p: Number | None = Field(None, json_schema_extra=within("top_p"))
     """Sample from the likeliest tokens that together have this share of the probability."""
-    top_k: Integer | None = Field(None, json_schema_extra=within("top_k") | {"minimum": -1})
+    top_k: Integer | None = Field(None, json_schema_extra=within("top_k"))
     """Sample from this many of the likeliest tokens; 0 and -1 mean all."""
     min_p: Number | None = Field(None, json_schema_extra=within("min_p"))
     """Exclude tokens less likely than this share of the likeliest one's probability."""
@@ -330,11 +330,14 @@ class ChatRequest(BaseModel):
         return {spec.name(): spec for field in self.interventions.values() for spec in field.asked}
 
     @property
-    def texts(self) -> list[str]:
-        """Every text that the model reads, except the chat template's variables, which have their own bound."""
-        forced = [self.force] if isinstance(self.force, str) else []
-        forced += [tool.model_dump_json() for tool in self.tools or ()]
-        return texts_of(self.messages) + [text for spec in self.options.values() for text in spec.texts] + forced
+    def texts(self) -> dict[str, list[str]]:
+        """Every text that the model reads, by field, except the template's variables, which have their own bound."""
+        return {
+            "messages": texts_of(self.messages),
+            **{".".join(spec.path): [*spec.texts] for spec in self.options.values()},
+            "force": [self.force] if isinstance(self.force, str) else [],
+            "tools": [tool.model_dump_json() for tool in self.tools or ()],
+        }
 
 
 class DryRun(ChatRequest):

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from server.errors import BadRequest
 from steering import RequestError
+from steering.protocol.request import RANGES, allowed
 from steering.protocol.wording import path_of, reason, sentence
 
 MAX_VALUES = 65_536
@@ -107,6 +108,8 @@ def explain(error: ValidationError) -> BadRequest:
     else:
         # pydantic's sentence is kept for a choice of words, since it quotes them.
         statement = problem["msg"].replace("Input should", "must") if kind == "literal_error" else reason(problem)
+        if param in RANGES and kind in ("greater_than_equal", "less_than_equal"):
+            statement = f"must be {allowed(param, value)}"
         param = param or _FIELDS_OF.get(kind, "")
         if (field := context.get("of_field")) is not None:  # of an object, about one of its fields
             param = f"{param}.{field}" if param else str(field)

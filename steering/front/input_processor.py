@@ -72,12 +72,13 @@ def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
 def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
     """Build the prompt of a request, for a context of `length` tokens; raises as `admit`."""
     with panics_raise(_unprepared):
-        texts = texts_of(request.messages)
-        texts += [text for intervention in request.asked.values() for text in intervention.texts]
-        texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
-        texts += told_of_tools(mllm, request)
+        calls, told = told_of_tools(mllm, request)
+        texts = {"messages": [*texts_of(request.messages), *calls], "tools": told}
+        texts |= {".".join(intervention.path): [*intervention.texts] for intervention in request.asked.values()}
+        given = (("reply", request.reply), ("force", request.forced))
+        texts |= {field: [text] for field, text in given if isinstance(text, str)}
         if request.chat_template_kwargs:
-            texts.append(json.dumps(request.chat_template_kwargs, ensure_ascii=False))
+            texts["chat_template_kwargs"] = [json.dumps(request.chat_template_kwargs, ensure_ascii=False)]
         TextBounds.of(mllm, length).check(texts)
         inserted = _inserted_tokens(mllm, request, length)
         count_ahead(mllm, texts, length, None if request.clamp else request.sampling.max_tokens)
@@ -132,8 +133,8 @@ def options_of(request: Request) -> TemplateOptions:
     return TemplateOptions(functions, request.chat_template_kwargs, request.continue_final_message)
 
 
-def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
-    """Return the texts that tools and their calls add to the prompt; raise RequestError where the model supports none."""
+def told_of_tools(mllm: MLLM, request: Request) -> tuple[list[str], list[str]]:
+    """Return the texts that calls and tools add to the prompt; raise RequestError where the model supports none."""
     calls = [message["tool_calls"] for message in request.messages if message.get("tool_calls")]
     tool = "tools" if request.tools is not None else "messages"
     uses_tools = request.tools is not None or calls or any(message["role"] == "tool" for message in request.messages)
@@ -144,9 +145,8 @@ def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
             code="unsupported_value",
         )
     return (
-        [json.dumps(calls, ensure_ascii=False, default=str), json.dumps(request.tools.told) if request.tools else ""]
-        if uses_tools
-        else []
+        [json.dumps(calls, ensure_ascii=False, default=str)] if uses_tools else [],
+        [] if request.tools is None else [json.dumps(request.tools.told)],
     )
 
 
@@ -160,7 +160,8 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
     if longest is None and isinstance(request.forced, str):
         longest = len(forced)
     least = min(longest, max(1, len(forced))) if request.clamp and longest is not None else longest
-    max_tokens = min(_room(longest, least, each, limits.length) for each in (prompt, baseline_prompt))
+    room = partial(_room, mllm, request, len(forced), longest, least, limits.length)
+    max_tokens = min(map(room, (prompt, baseline_prompt)))
     images = len(prompt.layout.images)
     if images > limits.images:
         raise RequestError(f"A request may hold at most {limits.images} images; got {images}.", param="messages")
@@ -201,7 +202,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
         with fitting():
             twin_prompt = contrast.twin_prompt(mllm, chat, prompt)
         if twin_prompt is not None:
-            max_tokens = min(max_tokens, _room(longest, least, twin_prompt, limits.length))
+            max_tokens = min(max_tokens, room(twin_prompt))
     if request.sampling.min_tokens > max_tokens:
         raise RequestError(
             f"'min_tokens' must be at most {max_tokens}, the tokens that an answer may have here; got "
@@ -235,14 +236,19 @@ def _check_image(intervention: InterventionSpec, images: int) -> None:
         raise RequestError(f"'{param}'{of_kind} needs an image in the request.", param=param)
 
 
-def _room(requested: int | None, least: int | None, prompt: Prompt, max_length: int) -> int:
+def _room(
+    mllm: MLLM, request: Request, forced: int, requested: int | None, least: int | None, max_length: int, prompt: Prompt
+) -> int:
     """Return how many tokens may be generated after a prompt (the request's or its twin's), at most `requested`.
 
-    Raises ContextOverflow where that is less than `least`.
+    Raises ContextOverflow where that is less than `least`; `forced` of these tokens are given.
     """
-    room = max_length - prompt.length
-    if room < (least or 1):
-        raise ContextOverflow(max_length, prompt.length + (least or 1), prompt.length)
+    room, least = max_length - prompt.length, least or 1
+    if room < least:
+        _, told = told_of_tools(mllm, request)
+        lengths = {"tools": sum(map(len, mllm.tokenizer(told).input_ids)) if told else 0}
+        lengths = {"messages": max(0, prompt.length - lengths["tools"]), **lengths, "force": min(forced, least)}
+        raise ContextOverflow(max_length, prompt.length + least, prompt.length, lengths=lengths)
     return room if requested is None else min(requested, room)
 
 
@@ -325,9 +331,11 @@ def check_slots(request: Request, slots: int) -> None:
     answers = request.n * (1 + request.baseline + any(intervention.twin for intervention in request.asked.values()))
     if answers <= slots:
         return
-    if request.n > 1:
-        message = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
-        raise RequestError(message, param="n")
+    if request.n > 1 and (each := answers // request.n) <= slots:
+        beside = "" if each == 1 else f", and each of yours needs {each} (baselines and twins count)"
+        raise RequestError(
+            f"'n' must be at most {slots // each}: this server runs {slots} answers at once{beside}.", param="n"
+        )
     names = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
     names += ["baseline"] * request.baseline
     listed = " and ".join(f"'{name}'" for name in names)

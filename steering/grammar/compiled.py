@@ -202,7 +202,7 @@ def _run_aside(work: Callable[[], T], param: str) -> T:
     if failed:
         raise failed[0]
     if not results:
-        raise RequestError(f"'{param}' takes longer than {SECONDS:g} seconds to compile.", param=param)
+        raise RequestError(f"'{param}' takes longer than {SECONDS:g} seconds to compile; make it smaller.", param=param)
     return results[0]
 
 
@@ -223,11 +223,17 @@ def _give_back() -> None:
 
 _OUT_OF_FUEL = re.compile("too many expressions constructed|fuel|limit for this grammar")
 """The library's messages for a grammar that costs too much before its first token."""
+_TOO_LARGE = "it is too large; have fewer properties, alternatives or repetitions, or smaller bounds of numbers"
 _PLAIN = (
     ("NoExtensionBias", "nothing matches it, or it refers to itself alone"),
     ("oneOf constraints", "oneOf of schemas that may hold together is not supported; anyOf is"),
-    ("lexer error: too many expressions", "it is too large"),
-    ("initial lexer configuration", "it is too large"),
+    ("lexer error: too many expressions", _TOO_LARGE),
+    ("initial lexer configuration", _TOO_LARGE),
+    ("schema too large", _TOO_LARGE),
+    ("Failed to generate regex for", "the bound of a number is too large; leave it out, or have one up to 1e15"),
+    ("invalid multiple of", "multipleOf must be above 0"),
+    ("recursion limit exceeded", "it is nested too deeply; 100 levels are well"),
+    ("lookarounds not supported", "in a pattern, ^ and $ may stand at its ends alone, and \\b and look-around nowhere"),
     (
         "Parser Error: Current row has",
         'too much may come next in one place; have fewer optional properties in one object (400 are well; "required" ones, '

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steering.errors import ContextOverflow, RequestError
+from steering.errors import ContextOverflow, RequestError, too_long
 from steering.model.mllm import MLLM
 
 LEAST_CHARACTERS = 16
@@ -35,19 +35,25 @@ class TextBounds:
         """Return the bounds of a model whose prompt and answer have at most `max_length` tokens."""
         return cls(max_length, max_length * max(mllm.longest_token, LEAST_CHARACTERS), max(max_length, LEAST_PARTS))
 
-    def check(self, texts: Sequence[str]) -> None:
-        """Raise RequestError unless these texts are within the bounds."""
-        if len(texts) > self.parts:
+    def check(self, texts: Mapping[str, Sequence[str]]) -> None:
+        """Raise RequestError unless these texts, by field, are within the bounds."""
+        if (count := sum(map(len, texts.values()))) > self.parts:
             raise RequestError(
-                f"The messages may hold at most {self.parts} texts; got {len(texts)}.",
+                f"The messages may hold at most {self.parts} texts; got {count}.",
                 param="messages",
                 code="too_many_parts",
             )
-        if (characters := sum(map(len, texts))) > self.characters:
+        lengths = {field: sum(map(len, some)) for field, some in texts.items()}
+        if (characters := sum(lengths.values())) > self.characters:
+            fields = too_long(lengths, self.characters)
+            quoted = [f"'{field}'" for field in fields]
+            of, reducible = " and ".join(quoted), " or ".join(quoted)
+            if fields == ["messages"]:
+                of, reducible = "your messages", "the messages"
             raise RequestError(
-                f"This model's maximum context length is {self.tokens} tokens. However, the texts of your messages have "
-                f"{characters} characters; at most {self.characters} are taken. Please reduce the length of the messages.",
-                param="messages",
+                f"This model's maximum context length is {self.tokens} tokens. However, the texts of {of} have "
+                f"{characters} characters; at most {self.characters} are taken. Please reduce the length of {reducible}.",
+                param=fields[0],
                 code="context_length_exceeded",
             )
 
@@ -62,17 +68,23 @@ def texts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def count_ahead(mllm: MLLM, texts: Sequence[str], max_length: int, max_tokens: int | None) -> None:
+def count_ahead(mllm: MLLM, texts: Mapping[str, Sequence[str]], max_length: int, max_tokens: int | None) -> None:
     """Raise ContextOverflow for texts of twice the context's tokens, as soon as that many are counted.
 
-    Cutting the texts into pieces changes the count by a few tokens a cut; a count nearer to the limit is left to the prompt.
+    The texts are by field. Cutting them into pieces changes the count by a few tokens a cut; a count nearer to the limit is
+    left to the prompt.
     """
-    if sum(map(len, texts)) <= USUAL_CHARACTERS * max_length:
+    if sum(len(text) for some in texts.values() for text in some) <= USUAL_CHARACTERS * max_length:
         return
-    tokens = 0
-    for text in texts:
-        for start in range(0, len(text), PIECE):
-            encoding = mllm.tokenizer.backend_tokenizer.encode(text[start : start + PIECE], add_special_tokens=False)
-            tokens += sum(encoding.attention_mask)  # 0 where a processor left padding switched on
-            if tokens > 2 * max_length:
-                raise ContextOverflow(max_length, tokens + (max_tokens or 1), tokens, at_least=True)
+    lengths = dict.fromkeys(texts, 0)
+    pieces = (
+        (field, text[start : start + PIECE])
+        for field, some in texts.items()
+        for text in some
+        for start in range(0, len(text), PIECE)
+    )
+    for field, piece in pieces:
+        encoding = mllm.tokenizer.backend_tokenizer.encode(piece, add_special_tokens=False)
+        lengths[field] += sum(encoding.attention_mask)  # 0 where a processor left padding switched on
+        if (tokens := sum(lengths.values())) > 2 * max_length:
+            raise ContextOverflow(max_length, tokens + (max_tokens or 1), tokens, at_least=True, lengths=lengths)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from steering.protocol.intervention_spec import InterventionSpec, Part
 from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
-from steering.protocol.wording import is_number, is_whole, must, whole_numbers
+from steering.protocol.wording import is_number, is_whole, must, shown, whole_numbers
 from steering.timing import Timing
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
@@ -39,7 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
-    "top_k": (0, 1_000_000),
+    "top_k": (-1, 1_000_000),
     "max_tokens": (1, 2**63 - 1),  # the context bounds it lower; clients mean "any" by their largest number
     "min_tokens": (0, 10_000_000),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
@@ -57,13 +56,12 @@ COLDEST = 1e-5
 class Sampling:
     """Options of sampling and stopping.
 
-    `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0, `top_p` 1, `min_p` 0 are off. `logprobs` is None (off) or the
-    number of alternatives (0..20) to report per token; log-probabilities are those of the model's distribution
+    `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0 or -1, `top_p` 1, `min_p` 0 are off. `logprobs` is None (off)
+    or the number of alternatives (0..20) to report per token; log-probabilities are those of the model's distribution
     (interventions included; of an answer that follows a grammar, among the tokens that are possible under it), before
     temperature, penalties, bias and truncation. `prompt_logprobs` is the same for the tokens of the prompt. `stop` may be a
-    single string. With `ignore_eos`, generation continues past
-    an end token; no end token is sampled before `min_tokens` tokens. Raises RequestError for values out of range, see
-    `RANGES`.
+    single string. With `ignore_eos`, generation continues past an end token; no end token is sampled before `min_tokens`
+    tokens. Raises RequestError for values out of range, see `RANGES`.
     """
 
     max_tokens: int | None = None
@@ -84,15 +82,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
-            _within(name, getattr(self, name), open_low=name == "top_p")
+            _within(name, getattr(self, name))
         _within("top_k", self.top_k, integral=True)
+        object.__setattr__(self, "top_k", max(0, self.top_k))
         _within("min_tokens", self.min_tokens, integral=True)
-        for name, value in (
-            ("max_tokens", self.max_tokens),
-            ("top_logprobs", self.logprobs),
-            ("seed", self.seed),
-            ("prompt_logprobs", self.prompt_logprobs),
-        ):
+        optional = {"max_tokens": self.max_tokens, "top_logprobs": self.logprobs, "seed": self.seed}
+        for name, value in (optional | {"prompt_logprobs": self.prompt_logprobs}).items():
             if value is not None:
                 _within(name, value, integral=True)
         if not isinstance(self.logit_bias, Mapping) or not all(is_whole(token) for token in self.logit_bias):
@@ -118,16 +113,20 @@ class Sampling:
         return self.greedy and self.logprobs is None and not (penalties or self.logit_bias or self.min_tokens)
 
 
-def _within(name: str, value: Any, open_low: bool = False, integral: bool = False) -> None:
-    """Raise RequestError unless `value` is a number in its range, which excludes the least value where `open_low`."""
+def allowed(name: str, value: float) -> str:
+    """Return the range of a sampling option in words, for a value outside of it."""
+    low, high = RANGES[name]
+    most = "" if value <= high == 2**63 - 1 else f" and at most {high}"  # a number that says little
+    return f"{'above' if name == 'top_p' else 'at least'} {low}{most}"
+
+
+def _within(name: str, value: Any, integral: bool = False) -> None:
+    """Raise RequestError unless `value` is a number in its range."""
     low, high = RANGES[name]
     if not (is_whole(value) if integral else is_number(value)):
         raise must(name, "be a whole number" if integral else "be a number", value)
-    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
-        most = "" if value <= high == 2**63 - 1 else f" and at most {high}"  # a number that says little
-        raise RequestError(
-            f"'{name}' must be {'above' if open_low else 'at least'} {low}{most}; got {value}.", param=name
-        )
+    if not low <= value <= high or (name == "top_p" and value == low):
+        raise RequestError(f"'{name}' must be {allowed(name, value)}; got {shown(value)}.", param=name)
 
 
 @dataclass(frozen=True)

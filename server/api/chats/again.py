@@ -81,7 +81,7 @@ class Checking:
             request = resolve(chat, serving, app.settings, self.images, self.earlier, skipping)
             check_auto(request, serving, skipping, None)
             return Again(chat, request, skipped_of_then(skipping, guard))
-        with pictures_turn(app, serving, chat) as self.images.check:
+        with pictures_turn(app, serving, chat, self.images) as self.images.check:
             request = resolve(chat, serving, app.settings, self.images, self.earlier, skipping)
             pictures = len(list(image_urls(chat.messages)))
             request, _ = inspected(request, serving, skipping, pictures, self.complete)

@@ -195,7 +195,7 @@ def submit(
 
                 return skipping.until_it_applies(resolved, attempt)
 
-            with pictures_turn(app, serving, chat) as images.check:
+            with pictures_turn(app, serving, chat, images) as images.check:
                 resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
                 at_once = steering.next_prelude(resolved) is None
                 if at_once:

@@ -67,7 +67,7 @@ def count_tokens() -> Response:
         unplaced = ignored_reasoning(chat, serving.capabilities)
         images = app.image_loader()
         images.fetch_remote(image_urls(chat.messages))
-        with pictures_turn(app, serving, chat) as images.check:
+        with pictures_turn(app, serving, chat, images) as images.check:
             resolved = resolve(chat, serving, app.settings, images, skipping=skipping)
             _, inspected = skipping.until_it_applies(resolved, serving.engine.inspect)
         ignored = [*skipping.ignored, *(place_of(path, meant.places) for path in unplaced)]

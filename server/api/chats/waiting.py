@@ -14,6 +14,7 @@ from server.engine.runtime import Serving
 from server.engine.served import ServedCompletion, ServedTurn
 from server.errors import CLIENT_CLOSED, ApiError
 from server.http.watcher import Watch, client_socket
+from server.images.load import ImageLoader
 from server.requests.skipping import Skipping
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
@@ -39,7 +40,9 @@ def watched(app: AppContext, give_up: Callable[[], object]) -> Iterator[Callable
 
 
 @contextmanager
-def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Iterator[Callable[[], object]]:
+def pictures_turn(
+    app: AppContext, serving: Serving, chat: ChatRequest, images: ImageLoader
+) -> Iterator[Callable[[], object]]:
     """Hold a place among those that prepare images, if the chat has any.
 
     Yields a function that raises once nobody waits for the answer.
@@ -47,7 +50,8 @@ def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Itera
     if not any(image_urls(chat.messages)):
         yield lambda: None
         return
-    with watched(app, lambda: None) as check, serving.pictures.turn(caller().group, check):
+    large = images.are_large(image_urls(chat.messages))
+    with watched(app, lambda: None) as check, serving.pictures.turn(caller().group, check, large):
         yield check
 
 

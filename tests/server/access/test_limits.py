@@ -37,8 +37,10 @@ def test_a_key_has_its_chats_in_a_time_and_others_have_theirs(keys: KeyFile, loc
     assert refused.status_code == 429
     assert refused.json["error"]["code"] == "key_rate_exceeded"
     assert refused.json["error"]["type"] == "rate_limit_error"
-    assert refused.json["error"]["message"] == "The key 'app' may send at most 2 chats in a minute."
-    assert 50 < int(refused.headers["Retry-After"]) <= 60
+    seconds = int(refused.headers["Retry-After"])
+    said = f"The key 'app' may send at most 2 chats in a minute; the next one in {seconds} seconds."
+    assert refused.json["error"]["message"] == said
+    assert 50 < seconds <= 60
     assert chat(client, other).status_code == 200
     replaced = keys.add("app", rate="2/minute")  # a new key of the name has no new share
     assert chat(client, replaced).status_code == 429
@@ -97,6 +99,8 @@ def test_a_key_has_its_chats_at_once_until_the_last_byte(
         refused = chat(client, app)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert refused.json["error"]["code"] == "key_concurrency_exceeded"
+        said = "at most 2 requests at the same time; try again when one of them has ended."
+        assert refused.json["error"]["message"].endswith(said)
         go_on.set()
         assert [one.result().status_code for one in running] == [200, 200]
     assert [chat(client, app).status_code for _ in range(4)] == [200] * 4

@@ -166,12 +166,42 @@ def test_too_many_maps_are_refused_with_the_bound(client: FlaskClient, monkeypat
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
         ({"max_tokens": -1}, "max_tokens", "invalid_value"),
         ({"max_tokens": 2**63}, "max_tokens", "invalid_value"),
-        ({"max_completion_tokens": 0}, "max_tokens", "invalid_value"),
     ],
 )
 def test_what_cannot_be_applied_is_refused(client: FlaskClient, fields: dict[str, Any], param: str, code: str) -> None:
     error = refused(ask(client, data_uri(), QUESTION, **fields))
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"top_k": -2}, "'top_k' must be at least -1 and at most 1000000; got -2."),
+        ({"top_k": 2**70}, f"'top_k' must be at least -1 and at most 1000000; got {2**70}."),
+        ({"min_p": 1.5}, "'min_p' must be at least 0.0 and at most 1.0; got 1.5."),
+        ({"seed": 2**64}, f"'seed' must be at least {-(2**63)} and at most {2**63 - 1}; got {2**64}."),
+        ({"presence_penalty": -3}, "'presence_penalty' must be at least -2.0 and at most 2.0; got -3.0."),
+        (
+            {"max_tokens": None, "max_completion_tokens": 0},
+            "'max_completion_tokens' must be at least 1; got 0.",
+        ),
+        (
+            {"n": 3, "baseline": True},
+            "'n' must be at most 2: this server runs 4 answers at once, and each of yours needs 2 "
+            "(baselines and twins count).",
+        ),
+    ],
+)
+def test_the_refusal_of_a_sampling_value_names_the_sent_field_and_its_range(
+    client: FlaskClient, fields: dict[str, Any], said: str
+) -> None:
+    error = refused(ask(client, QUESTION, **fields))
+    assert (error["message"], error["param"]) == (said, said.split("'")[1])
+
+
+def test_of_top_k_all_tokens_are_0_and_minus_1(client: FlaskClient) -> None:
+    texts = [choice_of(ask(client, QUESTION, temperature=1.5, seed=7, top_k=top_k))["message"] for top_k in (-1, 0)]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -189,7 +219,7 @@ def test_more_tokens_than_fit_are_cut_to_what_fits_and_told(
     streamed = ask(client, QUESTION, stream=True, sage=False, **{"max_tokens": None, name: room + 1})
     assert streamed.text.count(f'"applied":{{"max_tokens":{room}}}') == 1
     too_long = refused(ask(client, QUESTION, force="red " * 5_000, **{"max_tokens": None, name: 32_000}))
-    assert too_long["code"] == "context_length_exceeded"
+    assert (too_long["code"], too_long["param"]) == ("context_length_exceeded", "force")
 
 
 def test_a_prompt_that_is_too_long_is_openais_error(client: FlaskClient) -> None:

@@ -234,7 +234,7 @@ def test_an_answer_that_was_cut_has_no_end(client: FlaskClient) -> None:
         ([], "force", "'force' must be a text, or a list of token numbers"),
         ([2**30], "force", "'force' tokens must be from 0 to"),
         ("<|im_end|>", "force", "must not hold special tokens"),
-        ("red " * 5000, "messages", "maximum context length"),
+        ("red " * 5000, "force", "maximum context length"),
     ],
 )
 def test_what_is_no_answer_is_refused(client: FlaskClient, given: Any, param: str, message: str) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
+import time
+import zlib
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
 
 from server.errors import BadRequest
+from server.images import load
 from server.images.decoded import OBJECTS, DecodedPictures
 from server.images.load import ImageLoader
 from server.settings import Settings
@@ -72,3 +77,34 @@ def test_without_room_each_is_decoded() -> None:
     loader = ImageLoader(Settings())
     assert loader.load(uri(1), "a") is not loader.load(uri(1), "a")
     assert loader.decoded.bytes == 0
+
+
+def test_images_are_large_by_their_files_beginnings_unless_they_are_decoded_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "LARGE", 10_000)
+    decoded = DecodedPictures(2**20)
+    noise = Image.effect_noise((101, 101), 80).convert("RGB")
+    plain = data_uri(noise)
+    escaped = f"data:image/png;base64,{quote(plain.partition(',')[2], safe='')}"
+    beginnings = {"plain": plain[: len(plain) // 2], "escaped": escaped[: len(escaped) // 2], "none": plain[:60]}
+    for name, url in {"plain": plain, "escaped": escaped, **beginnings}.items():
+        assert ImageLoader(Settings(), None, decoded).are_large([(url, "a")]), name
+    small = [(uri(shade, 70), "a") for shade in range(3)]
+    loader = ImageLoader(Settings(), None, decoded)
+    assert [loader.are_large(small[:count]) for count in range(4)] == [False, False, False, True]
+    loader.load(plain, "a")
+    assert not loader.are_large([(plain, "a"), *small[:2]]), "it need not be decoded"
+    decoded.capacity = 0
+    decoded.keep(b"another", noise)
+    assert loader.are_large([(plain, "a")]), "it was let go"
+
+
+def test_a_file_of_many_parts_takes_no_time_before_its_turn() -> None:
+    part = struct.pack(">I4sI", 0, b"teSt", zlib.crc32(b"teSt"))
+    header = struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0)
+    head = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    url = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + head + part * 20_000).decode()
+    began = time.process_time()
+    assert ImageLoader(Settings()).are_large([(url, "a")])
+    assert time.process_time() - began < 0.1

@@ -25,10 +25,10 @@ class Queue:
         self.errors: list[Exception] = []
         self.threads: list[threading.Thread] = []
 
-    def ask(self, name: str, check: Callable[[], object] = lambda: None) -> None:
+    def ask(self, name: str, check: Callable[[], object] = lambda: None, large: bool = False) -> None:
         def go() -> None:
             try:
-                with self.turns.turn(name[0], check):
+                with self.turns.turn(name[0], check, large):
                     self.order.append(name)
             except Exception as error:
                 self.errors.append(error)
@@ -93,6 +93,24 @@ def test_who_need_wait_no_longer_leaves_and_others_go_on() -> None:
     assert queue.order == ["a2"]
 
 
+def test_large_ones_share_half_of_the_places_and_delay_no_others() -> None:
+    turns = PictureTurns(2, longest=0.5)
+    queue = Queue(turns)
+    turns._seconds[True] = 0.4
+    with turns.turn("a", large=True):
+        queue.ask("a1", large=True)
+        assert queue.order == [], "the other place is for small ones"
+        with turns.turn("a"):
+            assert turns.held == 3
+        queue.ask("a2")
+        queue.ask("b1")
+        assert queue.order == ["a2", "b1"]
+        with pytest.raises(Busy), turns.turn("b", large=True):
+            pass
+    queue.end()
+    assert queue.order == ["a2", "b1", "a1"]
+
+
 def test_more_than_the_most_are_refused_and_one_group_cannot_take_all_places() -> None:
     queue = Queue(turns := PictureTurns(1, most=8))
     with taken(turns, 1):
@@ -100,7 +118,8 @@ def test_more_than_the_most_are_refused_and_one_group_cannot_take_all_places() -
             queue.ask(f"a{number}")
         assert [type(error) for error in queue.errors] == [Busy], "one of 8 places is kept for others"
         queue.ask("b1")
-        with pytest.raises(Busy, match="8 answers are already waiting"), turns.turn("c"):
+        refusal = "8 answers are already waiting, and no more may; try again in about 1 second"
+        with pytest.raises(Busy, match=refusal), turns.turn("c"):
             pass
     queue.end()
     assert queue.order[:2] == ["a0", "b1"]
@@ -120,7 +139,7 @@ def test_who_would_wait_too_long_is_refused() -> None:
 def test_a_server_has_places_for_as_many_as_it_has_slots_and_as_may_wait_for_one() -> None:
     turns = Serving.of(FakeEngine(), Settings(slots=4, max_waiting=8, vectors=())).pictures  # type: ignore[arg-type]
     queue = Queue(turns)
-    with taken(turns, turns._at_once):
+    with taken(turns, turns._places[0]):
         for number in range(4 + 8 + 1):
             queue.ask(f"{number:x}")  # each of a group of its own
     queue.end()

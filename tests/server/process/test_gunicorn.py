@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -274,3 +275,12 @@ def test_a_signal_while_the_worker_still_boots_ends_the_server(start: Start) -> 
     time.sleep(0.3)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(PATIENCE) == 0
+
+
+def test_the_message_that_it_is_ready_names_the_port_that_the_system_chose(start: Start) -> None:
+    server = start(SERVE, HELMSIGHT_PORT="0")
+    wait_for(lambda: " is ready after " in server.log.read_text(), seconds=PATIENCE)
+    (named,) = re.findall(r"is ready after .* at (http://127\.0\.0\.1:\d+): ", server.log.read_text())
+    server.url = named
+    assert server.get("/ready").ok
+    assert "127.0.0.1:0" not in server.log.read_text()

@@ -52,6 +52,14 @@ def events(response: Any) -> list[dict[str, Any]]:
     return [json.loads(line[6:])["choices"][0] for line in response.text.splitlines() if line.startswith("data: {")]
 
 
+@pytest.mark.parametrize("words", [1_500, 20_000])
+def test_tools_that_are_too_long_are_named(caller: Flask, words: int) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "description": "Look. " * words}}]
+    error = refused(caller.test_client().post(CHAT, json=asking(tools=tools)))
+    assert (error["param"], error["code"]) == ("tools", "context_length_exceeded")
+    assert error["message"].endswith("Please reduce the length of 'tools'.")
+
+
 def test_a_named_tool_is_called_as_its_parameters_say(caller: Flask) -> None:
     choice = choice_of(caller.test_client().post(CHAT, json=asking(tool_choice=NAMED, parallel_tool_calls=False)))
     (call,) = choice["message"]["tool_calls"]

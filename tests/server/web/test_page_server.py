@@ -112,7 +112,7 @@ def test_a_key_that_may_not_or_not_so_often_is_told(
     page.locator("#send:enabled").click()
     until(page, "document.getElementById('answer-live')?.textContent === 'Hello world'")
     page.locator("#send:enabled").click()
-    page.get_by_text("The key 'app' may send at most 1 chat in a minute. Retrying in").wait_for()
+    page.get_by_text("The key 'app' may send at most 1 chat in a minute; the next one in").wait_for()
 
 
 def test_what_a_model_says_is_text(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:

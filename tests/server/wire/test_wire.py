@@ -183,7 +183,7 @@ def test_the_schema_takes_what_the_server_takes(fields: dict[str, Any]) -> None:
 def test_the_ranges_of_the_schema_are_those_of_the_engine(name: str) -> None:
     schema = CHAT.model_json_schema()["properties"][name]
     schema = schema["anyOf"][0]["additionalProperties"] if name == "logit_bias" else schema
-    least = 0 if name == "top_k" else schema["minimum"]  # -1 stands for it on the wire
+    least = schema["minimum"]
     key = {"top_logprobs": "logprobs"}.get(name, name)
 
     def sampled(value: float) -> Sampling:

@@ -112,7 +112,7 @@ def test_known_beginnings_are_counted(apart: Make) -> None:
     [
         (Request([{"role": "user", "content": "a " * 9000}], Sampling(max_tokens=4)), ContextOverflow, "context"),
         (Request([{"role": "user", "content": "a"}], Sampling(max_tokens=4, logit_bias={10**6: 1.0})), RequestError, "bias"),
-        (Request([{"role": "user", "content": "a"}], Sampling(max_tokens=4), n=9), RequestError, "'n' is too large"),
+        (Request([{"role": "user", "content": "a"}], Sampling(max_tokens=4), n=9), RequestError, "'n' must be at most"),
         (
             Request(chat(), Sampling(max_tokens=4), tools=Tools([{"type": "function", "function": {"name": "look"}}])),
             RequestError,

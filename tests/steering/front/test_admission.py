@@ -70,6 +70,36 @@ def test_the_instruction_of_a_contrast_counts(engine: steering.Engine) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("question", "forced", "fields", "reducible"),
+    [
+        (1, 512, ["force"], "'force'"),
+        (1, 505, ["force"], "'force'"),  # it fits alone, and the question is short
+        (300, 300, ["messages", "force"], "'messages' or 'force'"),
+        (900, 900, ["messages", "force"], "'messages' and 'force'"),
+        (600, 20, ["messages"], "the messages or the completion"),
+        (1, 20_000, ["force"], "'force'"),  # counted ahead
+        (1, 200_000, ["force"], "'force'"),  # more characters than are taken
+    ],
+)
+def test_the_fields_that_are_too_long_are_named(
+    engine: steering.Engine, question: int, forced: int, fields: list[str], reducible: str
+) -> None:
+    with pytest.raises(RequestError, match="maximum context length is 512 tokens") as caught:
+        engine.submit(Request(user(" red" * question), Sampling(), forced=" red" * forced, clamp=True))
+    assert str(caught.value).endswith(f"Please reduce the length of {reducible}.")
+    assert (caught.value.param, caught.value.code) in [(field, "context_length_exceeded") for field in fields]
+
+
+def test_the_tokens_of_the_fields_add_up(engine: steering.Engine) -> None:
+    completion = engine.submit(Request(user("Why?"), Sampling(max_tokens=1)))
+    completion.cancel()
+    with pytest.raises(ContextOverflow) as caught:
+        engine.submit(Request(user("Why?"), Sampling(max_tokens=600), forced=(5,) * 512, clamp=True))
+    counts = f"{completion.prompt_tokens} in 'messages', 512 in 'force'"
+    assert f"you requested {completion.prompt_tokens + 512} tokens ({counts})." in str(caught.value)
+
+
 @pytest.fixture
 def panicking(engine: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
     def panic(*_: Any, **__: Any) -> None:

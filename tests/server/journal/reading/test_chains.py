@@ -24,7 +24,6 @@ import steering
 from server.access.named import NamedKey, digest_of, write
 from server.app import create_app
 from server.cli import main
-from server.journal.pictures import KeptPictures
 from server.journal.retention import DAY
 from server.settings import Settings
 from tests.families.calling import calling
@@ -221,18 +220,6 @@ def test_an_image_of_an_answer_that_does_not_end_is_not_kept(serve: Serve, strea
     engine.script = ("It is", " red.")
     client.post("/v1/responses", json=body, buffered=True)
     assert kept(client) == {content(RED)}
-
-
-def test_old_images_go_without_new_ones(tmp_path: Path) -> None:
-    pictures = KeptPictures(tmp_path / "kept", 2**20, days=1.0)
-    pictures.sweep()
-    pictures.keep(RED)
-    (path,) = (tmp_path / "kept").iterdir()
-    pictures.sweep()
-    assert path.exists()
-    os.utime(path, (time.time() - 2 * DAY,) * 2)
-    pictures.sweep()
-    assert not path.exists()
 
 
 def test_the_journal_sweeps_them_when_it_prunes(fake: FakeEngine, serve: Serve) -> None:
