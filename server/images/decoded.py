@@ -30,7 +30,7 @@ class DecodedPictures(ByteBoundedLRU[Image.Image]):
                 self._keys.popitem(last=False)
 
     def has(self, url: str) -> bool:
-        """Return whether the image of a URL, most likely, need not be decoded; this costs less than reading its base64."""
+        """Return True where the image of a URL most likely need not be decoded, which costs less than reading its base64."""
         hashed = hash(url)
         with self._lock:
             return self._keys.get(hashed) in self._entries

@@ -72,7 +72,7 @@ class ImageLoader:
                 self._fetched[url] = self.fetch(url, param)
 
     def are_large(self, urls: Iterable[tuple[str, str]]) -> bool:
-        """Return whether decoding the images among (url, param) takes long, as far as their files' beginnings say."""
+        """Return True where decoding the images among (url, param) takes long, as far as their files' beginnings say."""
         pixels = [(self._pixels(url), url) for url, _ in islice(urls, self.settings.max_images)]
         if sum(count for count, _ in pixels) <= LARGE:  # in most cases, and costs less than looking them up
             return False

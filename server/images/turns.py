@@ -91,7 +91,7 @@ class PictureTurns:
             called.set()
 
     def _free(self, large: bool) -> bool:
-        """Return whether a place is free for a request with large images, or for any other one."""
+        """Return True where a place is free for a request with large images, or for any other one."""
         return sum(self._at_work) < self._places[0] and (not large or self._at_work[True] < self._places[True])
 
     def _remove(self, group: str, called: _Call) -> None:
