@@ -61,6 +61,9 @@ class FastPasses(Protocol):
         rope: rotary positions (rows,), with `axes` axes.
         """
 
+    def apart(self, chunk: PrefillChunk, acting: Sequence[Slots]) -> bool:
+        """Return True where the prompts of a chunk, with these slots, run faster one after the other than together."""
+
     def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:
         """Run a chunk of some prompts, with these decoder inputs. acting: all slots that take part in the pass."""
 

@@ -306,6 +306,10 @@ class GraphPasses:
         computed = self._graphs.decode(bound, axes, *place, usual=lasting and suited)
         return None if computed is None else Ran(hooks, computed)
 
+    def apart(self, chunk: PrefillChunk, acting: Sequence[Slots]) -> bool:
+        """Return True for a few prompts under hooks, if there are graphs for each."""
+        return self._graphs.prompts.apart(chunk, acting)
+
     def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:
         """Run a chunk of some prompts; None for long ones, and where there is no graph."""
         return self._graphs.prompts.run(chunk, acting, inputs, axes, self._pool, self._eager)

@@ -35,6 +35,8 @@ SMALL = 128
 """Tokens up to which a pass takes as long as reading the weights, so that padding costs nothing."""
 MOST_HOOKED = 24
 """Maximum number of forms of passes under hooks, which depend on what clients choose: the latest are kept."""
+FEW = 4
+"""Maximum number of prompts under hooks that run one after the other: an eager pass of all takes as long as these."""
 PATIENCE = 8
 """Passes without a graph before running answers wait for its capture, which takes about as long as these lose."""
 MOST_SCORES = 2**19
@@ -140,15 +142,14 @@ class PromptGraphs:
 
         acting: all slots that take part in the pass. eager: runs the chunk eagerly under hooks, for the first comparison.
         """
-        tokens, rows, kind = sum(chunk.lengths), len(chunk.sequences), _Inputs.of(inputs, axes)
+        size, rows, kind = _size(sum(chunk.lengths)), len(chunk.sequences), _Inputs.of(inputs, axes)
         wanting = [part for part in acting if _wants_hook(part, chunk)]
         supported = all(type(part) in TRACED for part in wanting) and (rows == 1 if wanting else rows <= ROWS)
-        fits = tokens <= SIZES[-1] and chunk.columns < pool.length and pool.layers == self._mllm.num_layers
+        fits = size > 0 and chunk.columns < pool.length and pool.layers == self._mllm.num_layers
         if self._ended or kind is None or not supported or not fits:
             return None
         self._pool = pool
         self._passes += 1
-        size = next(size for size in SIZES if size >= tokens)
         if not wanting:
             size = self._captured_size(size, kind)
         hooks = {part.name: part.prefill(replace(chunk, padded=size)) for part in wanting}
@@ -171,6 +172,13 @@ class PromptGraphs:
         form.tree_spec.change(bound.values, graph.changes, [*tensors, *new_tensors])
         ran = Ran(hooks, self._computed(chunk, hidden))
         return ran if form.agrees else self._compared(form, ran, chunk, wanting, inputs, eager)
+
+    def apart(self, chunk: PrefillChunk, acting: Sequence[Slots]) -> bool:
+        """Return True where a few prompts under hooks probably have a graph each, so that none has to run eagerly."""
+        if not 1 < len(chunk.sequences) <= FEW or not any(_wants_hook(part, chunk) for part in acting):
+            return False
+        captured = {form.tokens for form in self._forms if form.columns and form.graph is not None}
+        return all(_size(length) in captured for length in chunk.lengths)
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -323,3 +331,8 @@ class PromptGraphs:
 def _wants_hook(part: Slots, chunk: PrefillChunk) -> bool:
     """Return True where slots may have a hook in a prefill of these sequences."""
     return type(part).prefill is not Slots.prefill and any(map(part.holds, chunk.sequences))
+
+
+def _size(tokens: int) -> int:
+    """Return the number of tokens of a graph for so many; 0 where they are too many."""
+    return next((size for size in SIZES if size >= tokens), 0)

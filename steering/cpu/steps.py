@@ -258,6 +258,10 @@ class CompiledPasses:
         computed = self._steps.decode(bound, axes, tokens, batch.positions, rope, batch.columns, self._pool)
         return None if computed is None else Ran(hooks, computed)
 
+    def apart(self, chunk: PrefillChunk, acting: Sequence[Slots]) -> bool:
+        """Return False: rows share the weights that a pass reads."""
+        return False
+
     def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:
         """Run a chunk of some prompts; None where no ready step has its hooks, or it is not suited to compiled steps."""
         if not inputs.plain or not self._steps.may_run(chunk, self._pool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -65,6 +65,12 @@ class PrefillChunk:
     @property
     def width(self) -> int:
         return max(*self.lengths, self.padded)
+
+    @property
+    def singles(self) -> list[PrefillChunk]:
+        """A chunk for each prompt."""
+        rows = zip(self.sequences, self.starts, self.lengths, strict=True)
+        return [replace(self, sequences=[one], starts=[start], lengths=[length]) for one, start, length in rows]
 
     def latest(self, new: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: all of `new`."""

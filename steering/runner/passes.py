@@ -55,6 +55,10 @@ class Passes:
         self._fast = None if backend is None else backend.on(state)
         self._embedder.use(backend)
 
+    def apart(self, chunk: PrefillChunk) -> bool:
+        """Return True where the prompts of a chunk run faster one after the other than together."""
+        return self._fast is not None and self._fast.apart(chunk, self._hook_plans.of(chunk.sequences).acting)
+
     def prompts(self, chunk: PrefillChunk, inputs: Embedded) -> Passed:
         """Run a chunk of some prompts, with these decoder inputs."""
         plan = self._hook_plans.of(chunk.sequences)

@@ -130,25 +130,28 @@ class Runner:
         if len(prompts) == 1 and prompts[0].divisible:
             ends = [min(ends[0], starts[0] + budget)]
         parts = [prompt.cut(*part) for prompt, *part in zip(prompts, starts, ends, strict=True)]
-        inputs = parts[0] if len(parts) == 1 else Embedded.join(parts)
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
         chunk = PrefillChunk(sequences, starts, lengths, complete=ends[0] == prompts[0].length)
-        computed = self._run_chunk(chunk, inputs)
+        logits = self._run_chunk(chunk, parts)
         for sequence, length in zip(sequences, lengths, strict=True):
             sequence.computed += length
-        if computed.logits is None:
+        if logits is None:
             return None
         for row, sequence in enumerate(sequences):
             sequence.prefill.embedded = None
             if sequence.prefill.expects_forks:
                 sequence.prefill.left = {part.name: part.left(sequence) for part in self._parts}
-                sequence.prefill.logits = computed.logits[row]
-        return None if sequences[0].prefill.replay else computed.logits
+                sequence.prefill.logits = logits[row]
+        return None if sequences[0].prefill.replay else logits
 
-    def _run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
-        """Run a chunk of some prompts, with these decoder inputs."""
+    def _run_chunk(self, chunk: PrefillChunk, parts: list[Embedded]) -> torch.Tensor | None:
+        """Run a chunk of some prompts, with the decoder inputs of each; return their last logits, None without."""
+        if len(parts) > 1 and self.passes.apart(chunk):
+            alone = [self._run_chunk(single, [part]) for single, part in zip(chunk.singles, parts, strict=True)]
+            return torch.cat([logits for logits in alone if logits is not None])
+        inputs = parts[0] if len(parts) == 1 else Embedded.join(parts)
         with self.threads.taken(len(chunk.sequences) * chunk.width):
-            return self._keep(chunk, self.passes.prompts(chunk, inputs))
+            return self._keep(chunk, self.passes.prompts(chunk, inputs)).logits
 
     def _keep(self, chunk: PrefillChunk, passed: Passed) -> Computed:
         """Keep the measurements of a chunk."""

@@ -83,6 +83,21 @@ def test_prompts_under_hooks_are_answered_as_eager_ones(make_engine: MakeEngine)
     assert sum(form.columns > 0 and form.agrees for form in graphs._forms) >= 4
 
 
+def test_a_few_prompts_under_hooks_run_one_after_the_other(make_engine: MakeEngine) -> None:
+    """Once there are graphs of their lengths."""
+    plain, ours, graphs = beside_each_other(make_engine, "qwen2_vl", prefill_budget=512)
+    several = [asked(f"what is {number}?", seed=number, diagnose=FOCUS) for number in range(3)]
+    steered = asked("what is it?", steering.Steer(unit_vector(ours.mllm), 0.5), seed=3)
+    compare(plain, ours, several)
+    assert graphs.taken == 0
+    compare(plain, ours, several[:1], [steered])
+    assert graphs.taken == 2
+    compare(plain, ours, [*several, steered])
+    assert graphs.taken == 6
+    compare(plain, ours, [*several, steered, asked("what?", seed=5)])
+    assert graphs.taken == 6, "too many"
+
+
 def test_padding_writes_to_the_spare_column(make_engine: MakeEngine) -> None:
     plain, ours, graphs = beside_each_other(make_engine, "qwen2_vl", max_length=128)
     requests = [asked("what?"), asked("where is it?")]
