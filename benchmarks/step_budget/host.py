@@ -90,7 +90,7 @@ def prompt_milliseconds(mllm: steering.MLLM, options: dict[str, Any], graphs: bo
     settings = {"sampling": steering.Sampling(max_tokens=1, ignore_eos=True), **options}
     with (
         patch.object(passes, "prompts", timed),
-        patch.multiple(prompt_graphs, PATIENCE=1, WITHIN=float("inf")),
+        patch.multiple(prompt_graphs, PATIENCE=1, agree=lambda *args: True),
         patch.object(prompt_step, "pooled", lambda query, *args: torch.zeros_like(query)),
     ):
         for _ in range(PROMPTS + 10):

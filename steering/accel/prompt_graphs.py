@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from steering.accel.agreement import agree
 from steering.accel.backend import Eager, Ran
 from steering.accel.prompt_step import PackedPromptStep, Unsupported, places_of
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
@@ -23,6 +24,7 @@ from steering.devices import free_bytes, to_device
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, PrefillChunk, Slots
+from steering.recorders.attention import GPU_CAPTURE_ROWS
 from steering.triton.capture import CaptureFunction
 
 SIZES = (*range(32, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
@@ -34,20 +36,23 @@ ROWS = 16
 SMALL = 128
 """Tokens up to which a pass takes as long as reading the weights, so that padding costs nothing."""
 MOST_HOOKED = 24
-"""Maximum number of forms of passes under hooks, which depend on what clients choose: the latest are kept."""
+"""Maximum number of graphs under hooks, which depend on what clients choose."""
+MOST_WANTED = 64
+"""Maximum number of forms under hooks that have no graph: the latest are kept."""
+STALE = 512
+"""Passes after which a graph under hooks that was not used gives way to another."""
 FEW = 4
 """Maximum number of prompts under hooks that run one after the other: an eager pass of all takes as long as these."""
 PATIENCE = 8
 """Passes without a graph before running answers wait for its capture, which takes about as long as these lose."""
+MOST_TOKENS = GPU_CAPTURE_ROWS
+"""Maximum number of tokens under hooks: readouts reduce those of longer prompts in parts of any size."""
 MOST_SCORES = 2**19
 """Maximum product of tokens and columns under hooks, which may read the weights of all heads."""
 SCORES = 4 * 8
 """Bytes that hooks take for each head and column of a token: eight tensors in float32. Graphs hold them together."""
 LEAST_FREE = 2**29
 """Bytes of a GPU's free memory that a graph must leave."""
-WITHIN = 5e-2
-"""Largest relative difference between states of a new graph and the eager ones, from other kernels in half precision."""
-
 log = logging.getLogger(__name__)
 
 
@@ -93,13 +98,15 @@ class _Inputs(NamedTuple):
 class _Form:
     """Passes of one number of tokens under hooks of one shape.
 
-    inputs: beside embeddings. columns: the number that hooks read, 0 without hooks. tensors: for each tensor of the hooks,
-    its shape, dtype and device. wanted: how often it was wanted. used: the pass in which it was wanted last. agrees: its
-    states were compared with eager ones. refused: it has no graph.
+    inputs: beside embeddings. names: of the slots that have hooks. columns: the number that hooks read, 0 without hooks.
+    tensors: for each tensor of the hooks, its shape, dtype and device. wanted: how often it was wanted. used: the pass in
+    which it was wanted last. agreed: its results were compared with eager ones, for one prompt (False) and for several.
+    refused: it has no graph.
     """
 
     tokens: int
     inputs: _Inputs
+    names: tuple[str, ...]
     columns: int
     pattern: Pattern
     tree_spec: TreeSpec
@@ -107,7 +114,7 @@ class _Form:
     graph: _Graph | None = None
     wanted: int = 0
     used: int = 0
-    agrees: bool = False
+    agreed: set[bool] = field(default_factory=set)
     refused: bool = False
 
 
@@ -115,7 +122,7 @@ class PromptGraphs:
     """The graphs of one model's prompts; `taken` is how many passes ran in one.
 
     A graph is captured while nothing runs (`prepare_next`), or once it was wanted `PATIENCE` times, and used if its first
-    states are the eager ones. After a capture that fails there are no more.
+    results are the eager ones. After a capture that fails there are no more.
     """
 
     def __init__(self, mllm: MLLM, capture: CaptureFunction):
@@ -142,20 +149,22 @@ class PromptGraphs:
 
         acting: all slots that take part in the pass. eager: runs the chunk eagerly under hooks, for the first comparison.
         """
-        size, rows, kind = _size(sum(chunk.lengths)), len(chunk.sequences), _Inputs.of(inputs, axes)
+        size, several, kind = _size(sum(chunk.lengths)), len(chunk.sequences) > 1, _Inputs.of(inputs, axes)
         wanting = [part for part in acting if _wants_hook(part, chunk)]
-        supported = all(type(part) in TRACED for part in wanting) and (rows == 1 if wanting else rows <= ROWS)
-        fits = size > 0 and chunk.columns < pool.length and pool.layers == self._mllm.num_layers
-        if self._ended or kind is None or not supported or not fits:
+        supported = len(chunk.sequences) <= (1 if wanting else ROWS) and all(type(part) in TRACED for part in wanting)
+        fits = 0 < size <= (MOST_TOKENS if wanting else SIZES[-1]) and chunk.columns < pool.length
+        if self._ended or kind is None or not supported or not fits or pool.layers < self._mllm.num_layers:
             return None
         self._pool = pool
         self._passes += 1
-        if not wanting:
-            size = self._captured_size(size, kind)
+        names = tuple(part.name for part in wanting)
+        size = self._captured_size(size, kind, names)
+        columns = pool.rounded(chunk.starts[0] + size) if wanting else 0
+        if columns * size > MOST_SCORES:
+            return None
         hooks = {part.name: part.prefill(replace(chunk, padded=size)) for part in wanting}
         bound = bound_of(hooks)
-        columns = pool.rounded(chunk.starts[0] + size) if bound.values else 0
-        match = self._match_form(bound, size, kind, columns) if columns * size <= MOST_SCORES else None
+        match = self._match_form(bound, size, kind, names, columns)
         if match is None:
             return None
         form, tensors = match
@@ -171,7 +180,7 @@ class PromptGraphs:
         hidden, *new_tensors = [tensor.clone() for tensor in graph.made]  # callers keep them
         form.tree_spec.change(bound.values, graph.changes, [*tensors, *new_tensors])
         ran = Ran(hooks, self._computed(chunk, hidden))
-        return ran if form.agrees else self._compared(form, ran, chunk, wanting, inputs, eager)
+        return ran if several in form.agreed else self._compared(form, graph, ran, chunk, wanting, inputs, eager)
 
     def apart(self, chunk: PrefillChunk, acting: Sequence[Slots]) -> bool:
         """Return True where a few prompts under hooks probably have a graph each, so that none has to run eagerly."""
@@ -192,34 +201,36 @@ class PromptGraphs:
         if self._pool is None or self._ended:
             return False
         for form in self._forms:
-            if form.graph is None and not form.refused and form.wanted > (1 if form.columns else 0):
-                return self._new(form, self._pool) is not None
+            wanted = form.wanted > (1 if form.columns else 0)
+            if wanted and form.graph is None and not form.refused and self._new(form, self._pool) is not None:
+                return True
         return any(self._prepare(size) for size in SIZES)
 
     def _prepare(self, size: int) -> bool:
         """Capture the graph of prompts without hooks that have so many tokens; return False where there is one."""
-        kinds = {form.inputs for form in self._forms if not form.columns}
-        known = {form.inputs for form in self._forms if not form.columns and form.tokens == size}
-        if self._pool is None or not kinds - known:
+        plain = [form for form in self._forms if not form.names]
+        known = {form.inputs for form in plain if form.tokens == size and (form.graph or form.refused)}
+        kinds = {form.inputs for form in plain} - known
+        if self._pool is None or not kinds:
             return False
-        match = self._match_form(Bound([]), size, (kinds - known).pop(), 0)
+        match = self._match_form(Bound([]), size, kinds.pop(), (), 0)
         return match is not None and self._new(match[0], self._pool) is not None
 
-    def _captured_size(self, size: int, kind: _Inputs) -> int:
-        """Return the number of tokens of the smallest graph without hooks that suits `size`; `size` where none does."""
+    def _captured_size(self, size: int, kind: _Inputs, names: tuple[str, ...]) -> int:
+        """Return the number of tokens of the smallest graph that probably suits `size`; `size` where none does."""
         most = max(SMALL, size + size // 4)
-        plain = [form.tokens for form in self._forms if (form.inputs, form.columns) == (kind, 0) and form.graph]
-        return min((tokens for tokens in plain if size <= tokens <= most), default=size)
+        captured = [form.tokens for form in self._forms if (form.inputs, form.names) == (kind, names) and form.graph]
+        return min((tokens for tokens in captured if size <= tokens <= most), default=size)
 
     def _match_form(
-        self, hooks: Bound, size: int, kind: _Inputs, columns: int
+        self, hooks: Bound, size: int, kind: _Inputs, names: tuple[str, ...], columns: int
     ) -> tuple[_Form, list[torch.Tensor]] | None:
         """Return the form of passes with these hooks, and their tensors.
 
         None where it is refused, or they cannot be copied.
         """
         for form in self._forms:
-            alike = (form.tokens, form.inputs, form.columns) == (size, kind, columns)
+            alike = (form.tokens, form.inputs, form.names, form.columns) == (size, kind, names, columns)
             if alike and (tensors := form.tree_spec.tensors(hooks.values)) is not None:
                 return None if form.refused else (form, tensors)
         try:
@@ -228,17 +239,29 @@ class PromptGraphs:
             return None
         tree_spec = TreeSpec(pattern, [tuple(tensor.shape) for tensor in tensors])
         kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-        form = _Form(size, kind, columns, pattern, tree_spec, kinds, used=self._passes)
-        hooked = [form for form in self._forms if form.columns]
-        if columns and len(hooked) >= MOST_HOOKED:
-            self._forms.remove(min(hooked, key=lambda form: (form.graph is not None, form.used)))
+        form = _Form(size, kind, names, columns, pattern, tree_spec, kinds, used=self._passes)
+        wanted = [form for form in self._forms if form.names and form.graph is None]
+        if names and len(wanted) >= MOST_WANTED:
+            self._forms.remove(min(wanted, key=lambda form: form.used))
         self._forms.append(form)
         return form, tensors
+
+    def _has_room(self, form: _Form) -> bool:
+        """Return True where there may be a graph of a form, after one that was not used for long has given way."""
+        hooked = [form for form in self._forms if form.names and form.graph is not None]
+        if not form.names or len(hooked) < MOST_HOOKED:
+            return True
+        oldest = min(hooked, key=lambda form: form.used)
+        if self._passes - oldest.used < STALE:
+            return False
+        self._forms.remove(oldest)
+        return True
 
     def _new(self, form: _Form, pool: KVPool) -> _Graph | None:
         """Capture a pass, and keep it; return None where capturing has ended, or memory is short."""
         free, heads = free_bytes(self._mllm.device), self._mllm.text_config.num_attention_heads
-        if free is not None and free < LEAST_FREE + SCORES * heads * form.tokens * form.columns:
+        short = free is not None and free < LEAST_FREE + SCORES * heads * form.tokens * form.columns
+        if short or not self._has_room(form):
             return None
         try:
             form.graph = self._capture_pass(form, pool)
@@ -284,7 +307,7 @@ class PromptGraphs:
         if len(chunk.sequences) > 1:
             index = to_device(real.nonzero()[:, 0], places.device)
             new_embeds, new_positions = new_embeds[index], new_positions[..., index]
-        embeds[0, :tokens] = new_embeds
+        embeds[0, :tokens], embeds[0, tokens:] = new_embeds, 0  # padding must stay finite
         positions[..., 0, :tokens] = new_positions
         if inputs.overlay is not None:
             marked = to_device(inputs.overlay.marked.flatten()[real].nonzero()[:, 0], places.device)
@@ -307,25 +330,26 @@ class PromptGraphs:
     def _compared(
         self,
         form: _Form,
+        graph: _Graph,
         ran: Ran,
         chunk: PrefillChunk,
         wanting: Sequence[Slots],
         inputs: Embedded,
         eager: Eager,
     ) -> Ran:
-        """Return the results of a graph if its states are the eager ones, from then on; otherwise the eager results."""
+        """Return the results of a graph if they are the eager ones, from then on; otherwise the eager results."""
         hooks = {part.name: part.prefill(chunk) for part in wanting}
-        expected = eager(hooks, chunk, inputs)
-        real = to_device(chunk.real > 0, expected.hidden.device)[..., None]
-        ours, plain = (computed.hidden.double() * real for computed in (ran.computed, expected))
-        form.agrees = bool((ours - plain).norm() <= WITHIN * plain.norm())
-        if form.agrees:
+        expected = Ran(hooks, eager(hooks, chunk, inputs))
+        alike = agree(ran, expected, chunk, graph.changes)
+        if alike:
+            form.agreed.add(len(chunk.sequences) > 1)
             return ran
-        log.warning(
-            "the graph of prompts of %d tokens has other states than the eager pass, and is not used", form.tokens
-        )
-        form.refused, form.graph = True, None
-        return Ran(hooks, expected)
+        if alike is False:
+            log.warning(
+                "the graph of prompts of %d tokens has other results than the eager pass, and is not used", form.tokens
+            )
+            form.refused, form.graph = True, None
+        return expected
 
 
 def _wants_hook(part: Slots, chunk: PrefillChunk) -> bool:

@@ -62,7 +62,7 @@ class PackedPrompts(PromptStep):
     tokens: int
     columns: int
     hooks: Hooks = NO_HOOKS
-    _pooled: PooledPlaces | None = None
+    _pooled: dict[int, PooledPlaces] = field(default_factory=dict)
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,11 +76,11 @@ class PackedPrompts(PromptStep):
         keys, values = self.pool.layer(heads.layer, key, value)
         for cached, new in ((keys, key), (values, value)):
             cached[self._slots, :, self._filled] = new[0].transpose(0, 1)
-        if self._pooled is None:
-            self._pooled = PooledPlaces.of(self._bounds, self._slot_by_row, self._lengths, keys)
-        packed, attended = query[0].transpose(0, 1), None
+        kv_heads, packed, attended = keys.shape[1], query[0].transpose(0, 1), None
+        if kv_heads not in self._pooled:
+            self._pooled[kv_heads] = PooledPlaces.of(self._bounds, self._slot_by_row, self._lengths, keys)
         if heads.softcap is None:
-            attended = pooled(packed, keys, values, self._pooled, heads.scaling, heads.window)
+            attended = pooled(packed, keys, values, self._pooled[kv_heads], heads.scaling, heads.window)
         if attended is None:
             raise Unsupported("no kernel attends to prompts in the pool")
         out = attended.transpose(0, 1)[None]
@@ -88,7 +88,8 @@ class PackedPrompts(PromptStep):
             return out
         near, far = (cached[:, :, : self.columns].index_select(0, self._slot_by_row[:1]) for cached in (keys, values))
         if heads.window not in self._masks:
-            self._masks[heads.window] = kernels.visible(self._filled[None], self.columns, heads.window)[:, None]
+            filled = self._filled.clamp(max=self.columns - 1)  # padding, too, must see a column
+            self._masks[heads.window] = kernels.visible(filled[None], self.columns, heads.window)[:, None]
         seen = self._masks[heads.window]
         if any(type(hook).product is not AttentionHook.product for hook in self.hooks.attention):
             return self._attend_with_hooks(heads, query, near, far, seen, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from steering import Diagnose, Request, Sampling, See
 from steering.accel import prompt_graphs, prompt_step
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.prompt_graphs import PromptGraphs
-from steering.accel.prompt_step import places_of
+from steering.accel.prompt_step import PackedPrompts, Unsupported, places_of
+from steering.decoder.kernels import Heads
+from steering.decoder.kv import KVPool
+from steering.interventions.look_at import LookAt
 from tests.steering.accel.recorded import Recorded
 from tests.steering.accel.test_picture_graphs import noise
 from tests.steering.conftest import MakeEngine
@@ -63,7 +67,7 @@ def test_prompts_in_graphs_are_answered_as_eager_ones(family: str, make_engine: 
     long = [asked("Say what is in the picture, and where it is. " * 8, seed=3)]
     compare(plain, ours, several, long, several[1:3], long, several, several)
     assert graphs.taken > 2 * len(graphs)
-    assert all(form.agrees for form in graphs._forms if form.graph)
+    assert all(form.graph and form.agreed for form in graphs._forms)
     overlays = {bool(form.inputs.overlay) for form in graphs._forms}
     assert overlays == ({True, False} if family.startswith("qwen3") else {False})
 
@@ -80,7 +84,8 @@ def test_prompts_under_hooks_are_answered_as_eager_ones(make_engine: MakeEngine)
     ]
     compare(plain, ours, *[[kind] for kind in kinds], kinds, *[[kind] for kind in kinds])
     assert graphs.taken > 14
-    assert sum(form.columns > 0 and form.agrees for form in graphs._forms) >= 4
+    assert sum(form.columns > 0 and bool(form.agreed) for form in graphs._forms) >= 4
+    assert not any(form.refused for form in graphs._forms)
 
 
 def test_a_few_prompts_under_hooks_run_one_after_the_other(make_engine: MakeEngine) -> None:
@@ -96,6 +101,95 @@ def test_a_few_prompts_under_hooks_run_one_after_the_other(make_engine: MakeEngi
     assert graphs.taken == 6
     compare(plain, ours, [*several, steered, asked("what?", seed=5)])
     assert graphs.taken == 6, "too many"
+
+
+@pytest.mark.parametrize("interventions", [(), (LookAt(bias=4.0, image=1, layers=[0, 1]),)])
+def test_padding_under_hooks_sees_a_column_in_a_window(interventions: tuple[Any, ...], make_engine: MakeEngine) -> None:
+    """Otherwise its weights were not finite, and measurements are sums over all queries."""
+    plain, ours, graphs = beside_each_other(make_engine, "aya_vision")
+    compare(plain, ours, [asked("what?", *interventions, seed=1, diagnose=FOCUS)])
+    assert (graphs.taken, [form.refused for form in graphs._forms]) == (1, [False])
+
+
+def test_padding_is_not_what_an_earlier_prompt_left(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_graphs, "SIZES", (64,))
+    plain, ours, graphs = beside_each_other(make_engine, "llava", max_length=128)
+    long, short = asked("Which of them is red? " * 2, seed=1), asked("what?", seed=1)
+    compare(plain, ours, [short], [long])
+    embed = ours.mllm.embed
+
+    def faulty(*args: Any, **more: Any) -> Any:
+        embedded = embed(*args, **more)
+        embedded.embeds[:, -12:] = torch.nan
+        return embedded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours.mllm, "embed", faulty)
+        with pytest.raises(steering.errors.Fault):
+            ours.generate([long])
+    assert graphs.taken == 3
+    compare(plain, ours, [short])
+
+
+def test_a_prompt_that_is_not_finite_says_nothing_about_a_graph(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, ours, graphs = beside_each_other(make_engine, "llava")
+    embed = ours.mllm.embed
+
+    def faulty(*args: Any, **more: Any) -> Any:
+        return replace(embedded := embed(*args, **more), embeds=embedded.embeds * torch.nan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours.mllm, "embed", faulty)
+        with pytest.raises(steering.errors.Fault):
+            ours.generate([asked("what?")])
+    compare(plain, ours, [asked("what?")])
+    assert [(form.refused, form.agreed) for form in graphs._forms] == [(False, {False})]
+
+
+def test_more_prompts_than_a_graph_has_rows_run_eagerly(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And padding to the longest prompt may reach beyond the graph's tokens."""
+    monkeypatch.setattr(prompt_graphs, "ROWS", 3)
+    plain, ours, graphs = beside_each_other(make_engine, "qwen2_vl", prefill_budget=512)
+    several = [asked("what?"), asked("Which of them is red? " * 2), asked("where?"), asked("what?" * 2)]
+    compare(plain, ours, several)
+    assert graphs.taken == 0
+    compare(plain, ours, several[:3], [several[1], several[0]])
+    assert graphs.taken == 2
+
+
+@pytest.mark.parametrize("family", ["gemma3", "paligemma2"])
+def test_prompts_that_are_not_causal_run_eagerly(family: str, make_engine: MakeEngine) -> None:
+    plain, ours, graphs = beside_each_other(make_engine, family)
+    compare(plain, ours, [asked("what?", seed=1)])
+    assert (graphs.taken, graphs._forms) == (0, [])
+
+
+def test_capped_scores_have_no_kernel() -> None:
+    pool, places = KVPool(1, 4), places_of(2, [0], [0], [2], rows=1, spare=3)
+    query = torch.zeros(1, 2, 2, 8)
+    with pytest.raises(Unsupported):
+        PackedPrompts(pool, places, 2, 0).attend(Heads(0, 1.0, None, 30.0), query, query, query, None)
+
+
+def test_hooks_that_would_read_too_much_run_eagerly(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours, graphs = beside_each_other(make_engine, "llava")
+    request = [asked("what?", seed=1, diagnose=FOCUS)]
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_graphs, "MOST_SCORES", 32 * 256 - 1)
+        compare(plain, ours, request)
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_graphs, "MOST_TOKENS", 16)
+        compare(plain, ours, request)
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_graphs, "free_bytes", lambda device: prompt_graphs.LEAST_FREE + 1000)
+        compare(plain, ours, request, [asked("what?", seed=1)])
+    assert graphs.taken == 1, "that without hooks"
+    compare(plain, ours, request)
+    assert graphs.taken == 2
 
 
 def test_padding_writes_to_the_spare_column(make_engine: MakeEngine) -> None:
@@ -151,6 +245,28 @@ def test_graphs_are_captured_with_patience_and_while_nothing_runs(
     assert graphs.taken == taken + 1
 
 
+def test_a_graph_that_finds_no_memory_does_not_hold_up_others(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_graphs, "PATIENCE", 8)
+    monkeypatch.setattr(prompt_graphs, "free_bytes", lambda device: prompt_graphs.LEAST_FREE + 1000)
+    _, ours, graphs = beside_each_other(make_engine, "llava")
+    for request in (asked("what?", See(alpha=0.4), seed=1), asked("what?", See(alpha=0.4), seed=1), asked("what?")):
+        ours.generate([request])
+    assert graphs.prepare_next()
+
+
+def test_first_graphs_are_captured_although_a_pass_wanted_one(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_graphs, "PATIENCE", 8)
+    _, ours, graphs = beside_each_other(make_engine, "llava")
+    ours.generate([asked("what?")])
+    monkeypatch.setattr(prompt_graphs, "FIRST", (graphs._forms[0].tokens, 256))
+    graphs.prepare()
+    assert [form.tokens for form in graphs._forms if form.graph] == [*prompt_graphs.FIRST]
+
+
 @pytest.mark.parametrize(("tokens", "captured", "size"), [(20, [96], 96), (150, [320], 160), (150, [192, 320], 192)])
 def test_a_larger_graph_serves_where_padding_costs_little(
     tokens: int, captured: list[int], size: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
@@ -161,19 +277,33 @@ def test_a_larger_graph_serves_where_padding_costs_little(
     graphs.prepare()
     exact = next(size for size in prompt_graphs.SIZES if size >= tokens)
     graphs._forms = [form for form in graphs._forms if form.tokens in captured]
-    assert graphs._captured_size(exact, graphs._forms[0].inputs) == size
+    assert graphs._captured_size(exact, graphs._forms[0].inputs, ()) == size
 
 
-def test_choices_of_clients_have_their_own_number_of_forms(
+def test_choices_of_clients_drop_no_graph_that_is_in_use(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_graphs, "MOST_HOOKED", 2)
+    monkeypatch.setattr(prompt_graphs, "MOST_WANTED", 2)
+    monkeypatch.setattr(prompt_graphs, "STALE", 6)
     plain, ours, graphs = beside_each_other(make_engine, "llava")
-    ours.generate([asked("what?")])
     vector = unit_vector(ours.mllm)
-    for layers in ([0], [1], [0, 1], [2]):
-        compare(plain, ours, [asked("what?", steering.Steer(vector, 0.5, layers=layers))])
-    assert [form.columns > 0 for form in graphs._forms] == [False, True, True]
+    usual, *others = (
+        [asked("what?", steering.Steer(vector, 0.5, layers=layers))] for layers in ([0], [1], [0, 1], [2], [0, 2])
+    )
+    compare(plain, ours, [asked("what?")], usual, others[0], *others[1:], usual)
+    assert graphs.taken == 4
+    assert [(form.columns > 0, form.graph is not None) for form in graphs._forms] == [
+        (False, True),
+        (True, True),
+        (True, True),
+        (True, False),
+        (True, False),
+    ]
+    for _ in range(6):
+        compare(plain, ours, usual)
+    compare(plain, ours, others[3])
+    assert [form.graph is not None for form in graphs._forms] == [True, True, False, True], "the other one was stale"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +312,7 @@ def test_choices_of_clients_have_their_own_number_of_forms(
         ("no kernel", "prompts run eagerly: no kernel attends", True),
         ("an error", "no more prompts are captured", True),
         ("out of memory", "tokens run eagerly: it ended", False),
-        ("other states", "has other states than the eager pass", False),
+        ("other states", "has other results than the eager pass", False),
         ("no memory", None, False),
         ("too long", None, False),
     ],

@@ -53,6 +53,13 @@ def test_there_is_no_kernel_without_a_gpu() -> None:
     assert pooled(keys[0], keys, keys, PooledPlaces.of(places, places, places, keys), 1.0) is None
 
 
+def test_values_of_another_width_have_no_kernel_in_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_flash_takes", lambda query: True)
+    keys, places = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16), torch.tensor([0])
+    place = PooledPlaces.of(places, places, places, keys)
+    assert pooled(keys[0], keys, keys[..., :4], place, 1.0) is None
+
+
 @pytest.mark.parametrize("wrong_at", [None, 1, 5])
 def test_a_flash_kernel_is_tried_with_one_query_and_with_several(
     wrong_at: int | None, monkeypatch: pytest.MonkeyPatch
