@@ -22,6 +22,7 @@ from steering.interventions.see import SeeSlots
 from steering.interventions.steer_rows import SteerSlots
 from steering.interventions.think import ThinkSlots
 from steering.protocol.slots import DecodeBatch, Slots
+from steering.recorders.activations import ActivationsRecorder
 from steering.recorders.attention import AttentionRecorder
 from steering.recorders.residual import ResidualRecorder
 
@@ -116,6 +117,13 @@ class TracedVista(Traced):
 @traces(OnlySlots)
 class TracedOnly(Traced):
     """Makes ONLY's hook, which has one shape for each choice of layers, and holds the batch's positions."""
+
+    lasting = False
+
+
+@traces(ActivationsRecorder)
+class TracedActivations(Traced):
+    """Makes the hook that reads states, which has one shape for each choice of layers."""
 
     lasting = False
 

@@ -34,7 +34,7 @@ class ChosenStates(LayerHook):
     rows, places: (k,), the tokens' rows and their places in them. states: by layer (k, d).
     """
 
-    def __init__(self, rows: torch.Tensor, places: torch.Tensor, layers: frozenset[int]):
+    def __init__(self, rows: torch.Tensor, places: torch.Tensor, layers: tuple[int, ...]):
         self.states: dict[int, torch.Tensor] = {}
         self._rows, self._places, self._layers = rows, places, layers
 
@@ -81,16 +81,15 @@ class ActivationsRecorder(Slots):
         return any(map(_reads_answer, sequences))
 
     def decode(self, batch: DecodeBatch) -> ChosenStates:
-        rows = [row for row, sequence in enumerate(batch.sequences) if _reads_answer(sequence)]
-        return self._hook(rows, [0] * len(rows), batch.sequences)
+        rows = range(len(batch.sequences))  # all, so that a step has one shape whoever asks
+        return self._hook(list(rows), [0] * len(rows), batch.sequences)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ChosenStates):
             return
-        for place, sequence in enumerate(filter(_reads_answer, batch.sequences)):
-            if not sequence.held:
-                for name in _of_answer(sequence):
-                    self._add(sequence, name, hook, slice(place, place + 1))
+        for row, sequence in enumerate(batch.sequences):
+            for name in [] if sequence.held else _of_answer(sequence):
+                self._add(sequence, name, hook, slice(row, row + 1))
 
     def take(self, sequence: Sequence) -> Mapping[str, Activations]:
         """Return the states by readout."""
@@ -122,7 +121,7 @@ class ActivationsRecorder(Slots):
     def _hook(self, rows: Rows, places: Rows, sequences: list[Sequence]) -> ChosenStates:
         mllm = self.pool.mllm
         choices = [choice for sequence in sequences for choice in _choices(sequence).values()]
-        layers = frozenset(layer for choice in choices for layer in choice.layers_of(mllm.num_layers))
+        layers = tuple(sorted({layer for choice in choices for layer in choice.layers_of(mllm.num_layers)}))
         return ChosenStates(
             to_device(torch.tensor(rows), mllm.device), to_device(torch.tensor(places), mllm.device), layers
         )

@@ -112,9 +112,12 @@ def test_padding_under_hooks_sees_a_column_in_a_window(interventions: tuple[Any,
 
 
 def test_padding_is_not_what_an_earlier_prompt_left(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_graphs, "SIZES", (64,))
     plain, ours, graphs = beside_each_other(make_engine, "llava", max_length=128)
     long, short = asked("Which of them is red? " * 2, seed=1), asked("what?", seed=1)
+    (answer,) = plain.generate([long])
+    monkeypatch.setattr(
+        prompt_graphs, "SIZES", (answer.prompt_tokens,)
+    )  # whose last token's padding is the last to write
     compare(plain, ours, [short], [long])
     embed = ours.mllm.embed
 

@@ -128,6 +128,11 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "forced, with states": ask(
             with_picture, forced="The star is red.", states=True, diagnose=["decay", "alarm", "drift"]
         ),
+        "states of the answers": ask(
+            with_picture,
+            Steer.to(vector, "text"),
+            diagnose=Diagnose(["states"], states={"layers": [1, 3], "positions": "generated"}),
+        ),
         "reply": ask(with_picture, reply="The star is red."),
         "grammar": ask(with_picture, grammar=Grammar.regex("[0-9]{3}"), sampling={"ignore_eos": False}),
     }
