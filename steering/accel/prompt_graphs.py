@@ -261,7 +261,7 @@ class PromptGraphs:
         """Capture a pass, and keep it; return None where capturing has ended, or memory is short."""
         free, heads = free_bytes(self._mllm.device), self._mllm.text_config.num_attention_heads
         short = free is not None and free < LEAST_FREE + SCORES * heads * form.tokens * form.columns
-        if short or not self._has_room(form):
+        if self._ended or short or not self._has_room(form):
             return None
         try:
             form.graph = self._capture_pass(form, pool)

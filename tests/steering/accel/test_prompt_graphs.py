@@ -303,6 +303,7 @@ def test_choices_of_clients_drop_no_graph_that_is_in_use(
         (True, False),
         (True, False),
     ]
+    assert [form.used for form in graphs._forms[3:]] == [5, 6], "the latest"
     for _ in range(6):
         compare(plain, ours, usual)
     compare(plain, ours, others[3])
@@ -354,6 +355,8 @@ def test_other_prompts_run_eagerly(
         monkeypatch.setattr(prompt_graphs, "SIZES", (8, 16))
     request = [asked("what?", seed=1)]
     compare(plain, ours, request, request)
+    if ends:
+        graphs.prepare()
     assert caplog.text.count(words or "\0") == (words is not None)
     assert len(graphs) == 0
     monkeypatch.undo()
