@@ -46,6 +46,7 @@ REFUSED = {
     "dola": "dola",
     "looking": "look_at",
     "projected out": "project_out",
+    "states of the answers": "diagnostics.states",
 }
 """The requests of the common list that this server cannot answer, with the field that the refusal names."""
 READ = ["focus", "modality", "decay", "decay_layers", "anchor", "confidence", "alarm", "drift"]
