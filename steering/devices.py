@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+LEAST_FREE = 2**29
+"""Bytes of a GPU's free memory that captured graphs leave, because prompts need it."""
 REFUSALS = frozenset({1, 2, 9, *range(900, 909)})
 """CUDA's numbers of errors of single calls: invalid values, lack of memory, grids too large, and what no capture takes."""
 
@@ -28,6 +30,12 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + cached
+
+
+def leaves_room(device: torch.device, needed: int) -> bool:
+    """Return True where a graph that needs so many bytes leaves enough memory, and where memory is unknown."""
+    free = free_bytes(device)
+    return free is None or free >= LEAST_FREE + needed
 
 
 def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:

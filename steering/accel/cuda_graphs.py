@@ -12,7 +12,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import torch
 
@@ -20,11 +19,11 @@ from steering.accel.backend import Ran, RunnerState
 from steering.accel.kernel import suits_kernel
 from steering.accel.picture_graphs import PictureGraphs
 from steering.accel.prompt_graphs import PromptGraphs
-from steering.accel.step import DecodeStep
+from steering.accel.step import SCORES, CapturedPass, DecodeStep
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
 from steering.decoder.kv import KVPool
-from steering.devices import free_bytes
+from steering.devices import leaves_room
 from steering.model.embedded import Embedded
 from steering.model.images import Features
 from steering.model.mllm import MLLM
@@ -37,26 +36,8 @@ MOST_OCCASIONAL = 8
 """Maximum number of forms of steps that depend on what clients choose, as the layers of VISTA; the latest are kept."""
 PATIENCE = 16
 """Steps without a graph before running answers wait for its capture, which takes about as long as these steps lose."""
-SCORES = 4 * 8
-"""Bytes that torch's attention takes for each head and column of a row: eight tensors in float32. A graph keeps them."""
-LEAST_FREE = 2**29
-"""Bytes of a GPU's free memory below which no more graphs are captured, because prompts need it."""
 
 log = logging.getLogger(__name__)
-
-
-class _Graph(NamedTuple):
-    """A captured step.
-
-    fed: tokens, positions and rotary positions, (rows,). given: the hooks' tensors. made: hidden states, logits, and what
-    hooks left behind. changes: of the hooks.
-    """
-
-    fed: list[torch.Tensor]
-    given: list[torch.Tensor]
-    replay: Callable[[], object]
-    made: list[torch.Tensor]
-    changes: list[tuple[int, str, Any]]
 
 
 class _Form:
@@ -70,7 +51,7 @@ class _Form:
         self.axes, self.columns, self.pattern, self.usual = axes, columns, pattern, usual
         self.tree_spec = TreeSpec(pattern, [(None, *tensor.shape[1:]) for tensor in tensors])
         self.tensors = [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors]
-        self.graphs: dict[int, _Graph] = {}
+        self.graphs: dict[int, CapturedPass] = {}
         self.wanted: Counter[int] = Counter()
 
 
@@ -220,7 +201,7 @@ class DecodeGraphs:
             del forms[MOST_OCCASIONAL:]
         return form, tensors
 
-    def _graph(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
+    def _graph(self, form: _Form, rows: int, pool: KVPool) -> CapturedPass | None:
         """Return the graph for a step of so many rows; None where it must run eagerly."""
         full = _padded_rows(rows, pool)
         if full in form.graphs:
@@ -231,14 +212,13 @@ class DecodeGraphs:
         larger = [size for size in form.graphs if size >= rows]
         return form.graphs[min(larger)] if larger else None
 
-    def _new(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
+    def _new(self, form: _Form, rows: int, pool: KVPool) -> CapturedPass | None:
         """Capture a step, and keep it; return None where capturing has ended, or memory is short."""
         if rows in form.graphs:
             return form.graphs[rows]
-        free = free_bytes(self._mllm.device) if self.tried else None
         heads = self._mllm.text_config.num_attention_heads
-        needed = LEAST_FREE + (0 if form.usual else SCORES * rows * heads * form.columns)
-        if self._ended or (free is not None and free < needed):
+        needed = 0 if form.usual else SCORES * rows * heads * form.columns
+        if self._ended or (self.tried and not leaves_room(self._mllm.device, needed)):
             return None
         if len(self) >= MOST:
             for dropped in (*self._all_forms(), *self._occasional):
@@ -264,7 +244,7 @@ class DecodeGraphs:
         )
         return graph
 
-    def _capture_step(self, form: _Form, rows: int, pool: KVPool) -> _Graph:
+    def _capture_step(self, form: _Form, rows: int, pool: KVPool) -> CapturedPass:
         """Capture a step."""
         device = self._mllm.device
         step = DecodeStep(self._mllm, form.pattern, form.axes)
@@ -273,7 +253,7 @@ class DecodeGraphs:
         inputs = [torch.zeros(rows, *shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
         column, pooled = torch.zeros(form.columns, device=device), list(pool.tensors)
         replay, outputs = self._capture(lambda: step(*fed, column, inputs, pooled), device)
-        return _Graph(fed, inputs, replay, outputs, form.tree_spec.changes(step.left))
+        return CapturedPass(fed, inputs, replay, outputs, form.tree_spec.changes(step.left))
 
 
 def _padded_rows(rows: int, pool: KVPool) -> int:

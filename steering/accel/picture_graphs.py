@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from steering.devices import free_bytes
+from steering.devices import leaves_room
 from steering.model.images import PIXELS, Features, Inputs, on_device
 from steering.model.mllm import MLLM
 from steering.triton.capture import CaptureFunction
@@ -31,8 +31,6 @@ MOST_PATCHES = 8192
 """Maximum patches of a graph: with more, a GPU takes longer than the host."""
 MOST_PIXELS = 3 * 2**21
 """Maximum colour values of a graph for an encoder whose pictures have no grids."""
-LEAST_FREE = 2**29
-"""Bytes of a GPU's free memory that a graph must leave."""
 ROOM = 16
 """Bytes of intermediate results for each of pixels, which graphs hold together."""
 WITHIN = 2e-2
@@ -103,8 +101,8 @@ class PictureGraphs:
             return None
         self._wanted[sizes] = 0
         try:
-            fixed, free = _Fixed(pictures, self._mllm.device), free_bytes(self._mllm.device)
-            if free is not None and free < LEAST_FREE + ROOM * fixed.tensors[PIXELS].nbytes:
+            fixed = _Fixed(pictures, self._mllm.device)
+            if not leaves_room(self._mllm.device, ROOM * fixed.tensors[PIXELS].nbytes):
                 return None
             graph = self._captured(fixed)
         except torch.OutOfMemoryError as error:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from steering.accel.agreement import agree
 from steering.accel.backend import Eager, Ran
 from steering.accel.prompt_step import PackedPromptStep, Unsupported, places_of
+from steering.accel.step import SCORES, CapturedPass
 from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import TRACED, bound_of
 from steering.decoder.kv import KVPool
-from steering.devices import free_bytes, to_device
+from steering.devices import leaves_room, to_device
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, PrefillChunk, Slots
@@ -49,26 +50,8 @@ MOST_TOKENS = GPU_CAPTURE_ROWS
 """Maximum number of tokens under hooks: readouts reduce those of longer prompts in parts of any size."""
 MOST_SCORES = 2**19
 """Maximum product of tokens and columns under hooks, which may read the weights of all heads."""
-SCORES = 4 * 8
-"""Bytes that hooks take for each head and column of a token: eight tensors in float32. Graphs hold them together."""
-LEAST_FREE = 2**29
-"""Bytes of a GPU's free memory that a graph must leave."""
+
 log = logging.getLogger(__name__)
-
-
-class _Graph(NamedTuple):
-    """A captured pass.
-
-    fed: embeddings, positions, and places. features: those of an overlay. given: the hooks' tensors. made: states, and what
-    hooks left behind. changes: of the hooks.
-    """
-
-    fed: list[torch.Tensor]
-    features: list[torch.Tensor]
-    given: list[torch.Tensor]
-    replay: Callable[[], object]
-    made: list[torch.Tensor]
-    changes: list[tuple[int, str, Any]]
 
 
 class _Inputs(NamedTuple):
@@ -111,7 +94,7 @@ class _Form:
     pattern: Pattern
     tree_spec: TreeSpec
     tensors: list[tuple[torch.Size, torch.dtype, torch.device]]
-    graph: _Graph | None = None
+    graph: CapturedPass | None = None
     wanted: int = 0
     used: int = 0
     agreed: set[bool] = field(default_factory=set)
@@ -150,7 +133,7 @@ class PromptGraphs:
         acting: all slots that take part in the pass. eager: runs the chunk eagerly under hooks, for the first comparison.
         """
         size, several, kind = _size(sum(chunk.lengths)), len(chunk.sequences) > 1, _Inputs.of(inputs, axes)
-        wanting = [part for part in acting if _wants_hook(part, chunk)]
+        wanting = [part for part in acting if part.may_hook(chunk)]
         supported = len(chunk.sequences) <= (1 if wanting else ROWS) and all(type(part) in TRACED for part in wanting)
         fits = 0 < size <= (MOST_TOKENS if wanting else SIZES[-1]) and chunk.columns < pool.length
         if self._ended or kind is None or not supported or not fits or pool.layers < self._mllm.num_layers:
@@ -172,7 +155,7 @@ class PromptGraphs:
         graph = form.graph or (self._new(form, pool) if form.wanted > PATIENCE else None)
         if graph is None:
             return None
-        self._feed(graph, chunk, inputs)
+        self._feed(graph, chunk, inputs, pool.length - 1)
         if tensors:
             torch._foreach_copy_(graph.given, tensors)
         graph.replay()
@@ -184,9 +167,9 @@ class PromptGraphs:
 
     def apart(self, chunk: PrefillChunk, acting: Sequence[Slots]) -> bool:
         """Return True where a few prompts under hooks probably have a graph each, so that none has to run eagerly."""
-        if not 1 < len(chunk.sequences) <= FEW or not any(_wants_hook(part, chunk) for part in acting):
+        if not 1 < len(chunk.sequences) <= FEW or not any(part.may_hook(chunk) for part in acting):
             return False
-        captured = {form.tokens for form in self._forms if form.columns and form.graph is not None}
+        captured = {form.tokens for form in self._forms if form.names and form.graph is not None}
         return all(_size(length) in captured for length in chunk.lengths)
 
     @torch.inference_mode()
@@ -201,7 +184,7 @@ class PromptGraphs:
         if self._pool is None or self._ended:
             return False
         for form in self._forms:
-            wanted = form.wanted > (1 if form.columns else 0)
+            wanted = form.wanted > (1 if form.names else 0)
             if wanted and form.graph is None and not form.refused and self._new(form, self._pool) is not None:
                 return True
         return any(self._prepare(size) for size in SIZES)
@@ -257,11 +240,10 @@ class PromptGraphs:
         self._forms.remove(oldest)
         return True
 
-    def _new(self, form: _Form, pool: KVPool) -> _Graph | None:
+    def _new(self, form: _Form, pool: KVPool) -> CapturedPass | None:
         """Capture a pass, and keep it; return None where capturing has ended, or memory is short."""
-        free, heads = free_bytes(self._mllm.device), self._mllm.text_config.num_attention_heads
-        short = free is not None and free < LEAST_FREE + SCORES * heads * form.tokens * form.columns
-        if self._ended or short or not self._has_room(form):
+        needed = SCORES * self._mllm.text_config.num_attention_heads * form.tokens * form.columns
+        if self._ended or not leaves_room(self._mllm.device, needed) or not self._has_room(form):
             return None
         try:
             form.graph = self._capture_pass(form, pool)
@@ -278,26 +260,24 @@ class PromptGraphs:
             log.info("captured prompts of %d tokens: %d graphs", form.tokens, len(self))
         return form.graph
 
-    def _capture_pass(self, form: _Form, pool: KVPool) -> _Graph:
+    def _capture_pass(self, form: _Form, pool: KVPool) -> CapturedPass:
         """Capture a pass."""
         mllm, device, (axes, overlay, layers) = self._mllm, self._mllm.device, form.inputs
         step = PackedPromptStep(mllm, form.pattern, axes, form.columns, overlay)
         embeds = torch.zeros(1, form.tokens, mllm.hidden_size, dtype=mllm.dtype, device=device)
-        features = [torch.zeros_like(embeds) for _ in range(layers)]
         positions = torch.zeros(*(() if axes is None else (axes,)), 1, form.tokens, dtype=torch.int64, device=device)
         # Runs before the capture must write where nothing reads: all tokens are padding.
         nothing = places_of(form.tokens, [0], [0], [0], ROWS, pool.length - 1)
-        fed = [embeds, positions, to_device(nothing, device)]
+        fed = [embeds, positions, to_device(nothing, device), *(torch.zeros_like(embeds) for _ in range(layers))]
         given = [torch.zeros(shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
         cached = list(pool.tensors)
-        replay, made = self._capture(lambda: step(*fed, features, given, cached), device)
-        return _Graph(fed, features, given, replay, made, form.tree_spec.changes(step.left))
+        replay, made = self._capture(lambda: step(*fed[:3], fed[3:], given, cached), device)
+        return CapturedPass(fed, given, replay, made, form.tree_spec.changes(step.left))
 
-    def _feed(self, graph: _Graph, chunk: PrefillChunk, inputs: Embedded) -> None:
-        """Copy the inputs of a chunk into a graph's."""
-        assert self._pool is not None
-        embeds, positions, places = graph.fed
-        tokens, spare = sum(chunk.lengths), self._pool.length - 1
+    def _feed(self, graph: CapturedPass, chunk: PrefillChunk, inputs: Embedded, spare: int) -> None:
+        """Copy the inputs of a chunk into a graph's, whose padding writes to the column `spare`."""
+        embeds, positions, places, *features = graph.fed
+        tokens = sum(chunk.lengths)
         slots = range(chunk.rows.start, chunk.rows.stop)
         places.copy_(
             to_device(places_of(embeds.shape[1], slots, chunk.starts, chunk.lengths, ROWS, spare), places.device)
@@ -311,26 +291,23 @@ class PromptGraphs:
         positions[..., 0, :tokens] = new_positions
         if inputs.overlay is not None:
             marked = to_device(inputs.overlay.marked.flatten()[real].nonzero()[:, 0], places.device)
-            for buffer, part in zip(graph.features, *inputs.overlay.features.values(), strict=True):
+            for buffer, part in zip(features, *inputs.overlay.features.values(), strict=True):
                 buffer.zero_()
                 buffer[0, marked] = part
 
     def _computed(self, chunk: PrefillChunk, packed: torch.Tensor) -> Computed:
         """Return the results of a chunk from the states (1, n, d) of its packed tokens."""
-        begins = [0, *itertools.accumulate(chunk.lengths)]
-        logits = None
-        if chunk.complete:
-            ends = to_device(torch.tensor(begins[1:]) - 1, packed.device)
-            logits = self._mllm.head(packed[0, ends])
-        if len(chunk.sequences) == 1:
-            return Computed(packed[:, : chunk.width], logits)
-        index = torch.tensor(begins[:-1])[:, None] + torch.arange(chunk.width)
-        return Computed(packed[0, to_device(index.clamp(max=packed.shape[1] - 1), packed.device)], logits)
+        hidden = packed[:, : chunk.width]
+        if len(chunk.sequences) > 1:
+            begins = torch.tensor([0, *itertools.accumulate(chunk.lengths[:-1])])
+            index = begins[:, None] + torch.arange(chunk.width)
+            hidden = packed[0, to_device(index.clamp(max=packed.shape[1] - 1), packed.device)]
+        return Computed(hidden, self._mllm.head_at(hidden, chunk.last) if chunk.complete else None)
 
     def _compared(
         self,
         form: _Form,
-        graph: _Graph,
+        graph: CapturedPass,
         ran: Ran,
         chunk: PrefillChunk,
         wanting: Sequence[Slots],
@@ -350,11 +327,6 @@ class PromptGraphs:
             )
             form.refused, form.graph = True, None
         return expected
-
-
-def _wants_hook(part: Slots, chunk: PrefillChunk) -> bool:
-    """Return True where slots may have a hook in a prefill of these sequences."""
-    return type(part).prefill is not Slots.prefill and any(map(part.holds, chunk.sequences))
 
 
 def _size(tokens: int) -> int:

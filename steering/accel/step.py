@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +15,23 @@ from steering.decoder.attention import AttentionStep, Decode, DecodeKernel
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
+
+SCORES = 4 * 8
+"""Bytes that torch's attention takes for each head and column of a query: eight tensors in float32. Graphs keep them."""
+
+
+class CapturedPass(NamedTuple):
+    """A pass through the decoder as a CUDA graph.
+
+    fed: its inputs, as the step takes them. given: the hooks' tensors. made: states, logits if there are any, and what hooks
+    left behind. changes: of the hooks.
+    """
+
+    fed: list[torch.Tensor]
+    given: list[torch.Tensor]
+    replay: Callable[[], object]
+    made: list[torch.Tensor]
+    changes: list[tuple[int, str, Any]]
 
 
 class Step(nn.Module):

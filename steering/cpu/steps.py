@@ -268,7 +268,7 @@ class CompiledPasses:
             return None
         needed: list[Scope | None] = []
         for part in acting:
-            if type(part).prefill is not Slots.prefill and any(map(part.holds, chunk.sequences)):
+            if part.may_hook(chunk):
                 form = self._by_name.get(part.name)
                 needed.append(None if form is None else form.scope(chunk.sequences))
         for scope in self._scopes("prefill", needed):

@@ -348,6 +348,11 @@ class MLLM:
         """Return logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
         return self._head(hidden).float().to(self.device)
 
+    def head_at(self, hidden: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """Return logits (rows, vocabulary) of one token of each row of states (rows, n, d). at: (rows,), on the CPU."""
+        at = to_device(at, hidden.device)
+        return self.head(hidden[torch.arange(len(at), device=at.device), at])
+
     def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return residual stream states (..., d) after the `final_norm`, as `head` takes them, on the model's `device`."""
         assert self.final_norm is not None

@@ -217,6 +217,10 @@ class Slots:
             if isinstance(tensor, torch.Tensor):
                 tensor[target] = tensor[source]
 
+    def may_hook(self, chunk: PrefillChunk) -> bool:
+        """Return False where it certainly has no hook in a prefill."""
+        return type(self).prefill is not Slots.prefill and any(map(self.holds, chunk.sequences))
+
     def prefill(self, chunk: PrefillChunk) -> Hook | None:
         """Return the hook for a prefill; None where none of the rows asks for it."""
         return None

@@ -180,11 +180,7 @@ class Passes:
             step.kernel = self._fast.prompt_kernel()
         hidden: torch.Tensor = decoder(step).last_hidden_state.to(self._mllm.device)
         step.hooks.settle(None)
-        logits = None
-        if chunk.complete:
-            last = to_device(chunk.last, hidden.device)
-            logits = self._mllm.head(hidden[torch.arange(len(last), device=last.device), last])
-        return Computed(hidden, logits)
+        return Computed(hidden, self._mllm.head_at(hidden, chunk.last) if chunk.complete else None)
 
     def _decode_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> Any:
         """Run the decoder on generated tokens (rows, n) at rotary positions (rows, n)."""

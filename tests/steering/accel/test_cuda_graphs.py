@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import steering
-from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Think
+from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Think, devices
 from steering.accel import cuda_graphs
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.tensors import Bound
@@ -214,8 +214,8 @@ def test_nothing_more_is_captured_where_memory_is_short(
     engine.core.runner.passes.use(graphs)
     answered(engine, 3)
     graphs.tried, captured = True, len(graphs)
-    free = [cuda_graphs.LEAST_FREE - 1]
-    monkeypatch.setattr(cuda_graphs, "free_bytes", lambda device: free[0])
+    free = [devices.LEAST_FREE - 1]
+    monkeypatch.setattr(devices, "free_bytes", lambda device: free[0])
     assert answered(engine, 60) == answered(plain, 60)
     assert not graphs.prepare_next()
     assert len(graphs) == captured

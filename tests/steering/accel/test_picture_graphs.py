@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils._pytree import tree_leaves
 
 import steering
-from steering import MLLM, Request, Sampling
+from steering import MLLM, Request, Sampling, devices
 from steering.accel import picture_graphs
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.picture_graphs import PATIENCE, PictureGraphs
@@ -175,7 +175,7 @@ def test_other_pictures_are_encoded_eagerly(
     if kind == "too large":
         monkeypatch.setattr(picture_graphs, "MOST_PATCHES", 40)
     if kind == "no memory":
-        monkeypatch.setattr(picture_graphs, "free_bytes", lambda device: 2**20)
+        monkeypatch.setattr(devices, "free_bytes", lambda device: 2**20)
     assert not any(encoded(graphs, mllm, range(PATIENCE + 3), (56, 42)))
     assert caplog.text.count(words or "\0") == len(calls) == (words is not None)
     assert all(encoded(graphs, mllm, range(2), (28, 28))), "graphs that are right stay in use"
@@ -183,7 +183,7 @@ def test_other_pictures_are_encoded_eagerly(
     others = any(encoded(graphs, mllm, range(PATIENCE + 3), (28, 56)))
     assert others == (kind in ("too large", "out of memory", "other features"))
     if kind == "no memory":
-        monkeypatch.setattr(picture_graphs, "free_bytes", lambda device: 2**40)
+        monkeypatch.setattr(devices, "free_bytes", lambda device: 2**40)
     assert any(encoded(graphs, mllm, range(PATIENCE + 3), (56, 42))) == (kind == "no memory"), "memory may come back"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import steering
-from steering import Diagnose, Request, Sampling, See
+from steering import Diagnose, Request, Sampling, See, devices
 from steering.accel import prompt_graphs, prompt_step
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.prompt_graphs import PromptGraphs
@@ -115,9 +115,8 @@ def test_padding_is_not_what_an_earlier_prompt_left(make_engine: MakeEngine, mon
     plain, ours, graphs = beside_each_other(make_engine, "llava", max_length=128)
     long, short = asked("Which of them is red? " * 2, seed=1), asked("what?", seed=1)
     (answer,) = plain.generate([long])
-    monkeypatch.setattr(
-        prompt_graphs, "SIZES", (answer.prompt_tokens,)
-    )  # whose last token's padding is the last to write
+    # The padding of its last token is the last to write.
+    monkeypatch.setattr(prompt_graphs, "SIZES", (answer.prompt_tokens,))
     compare(plain, ours, [short], [long])
     embed = ours.mllm.embed
 
@@ -188,7 +187,7 @@ def test_hooks_that_would_read_too_much_run_eagerly(make_engine: MakeEngine, mon
         patch.setattr(prompt_graphs, "MOST_TOKENS", 16)
         compare(plain, ours, request)
     with monkeypatch.context() as patch:
-        patch.setattr(prompt_graphs, "free_bytes", lambda device: prompt_graphs.LEAST_FREE + 1000)
+        patch.setattr(devices, "free_bytes", lambda device: devices.LEAST_FREE + 1000)
         compare(plain, ours, request, [asked("what?", seed=1)])
     assert graphs.taken == 1, "that without hooks"
     compare(plain, ours, request)
@@ -252,7 +251,7 @@ def test_a_graph_that_finds_no_memory_does_not_hold_up_others(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_graphs, "PATIENCE", 8)
-    monkeypatch.setattr(prompt_graphs, "free_bytes", lambda device: prompt_graphs.LEAST_FREE + 1000)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: devices.LEAST_FREE + 1000)
     _, ours, graphs = beside_each_other(make_engine, "llava")
     for request in (asked("what?", See(alpha=0.4), seed=1), asked("what?", See(alpha=0.4), seed=1), asked("what?")):
         ours.generate([request])
@@ -350,7 +349,7 @@ def test_other_prompts_run_eagerly(
     if kind == "no kernel":
         monkeypatch.setattr(prompt_step, "pooled", lambda *args: None)
     if kind == "no memory":
-        monkeypatch.setattr(prompt_graphs, "free_bytes", lambda device: 2**20)
+        monkeypatch.setattr(devices, "free_bytes", lambda device: 2**20)
     if kind == "too long":
         monkeypatch.setattr(prompt_graphs, "SIZES", (8, 16))
     request = [asked("what?", seed=1)]

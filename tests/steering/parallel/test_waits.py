@@ -92,9 +92,8 @@ def test_a_decode_waits_once_and_a_prompt_for_nothing_before_its_token_whatever_
     for family, by_pictures in counted["families"].items():
         assert by_pictures.keys() >= {"1", "2"}
         for pictures, (prefill, decode) in by_pictures.items():
-            experts = (
-                family == "qwen3_vl_moe"
-            )  # whose products wait on a CPU, and not on a GPU that has a kernel for them
+            # The products of experts wait on a CPU, and not on a GPU that has a kernel for them.
+            experts = family == "qwen3_vl_moe"
             chunk, step = (
                 Counter(line.split(":")[0] for line in lines if not (experts and line.startswith(LAYERS)))
                 for lines in (prefill, decode)
