@@ -69,7 +69,7 @@ class _Inputs(NamedTuple):
     def of(cls, embedded: Embedded, axes: int | None) -> _Inputs | None:
         """Return the inputs of prompts in a model with so many axes; None where they cannot be padded."""
         axes = embedded.positions.shape[0] if embedded.positions.ndim == 3 else axes
-        if not embedded.divisible:
+        if not embedded.divisible or embedded.by_token:
             return None
         if (overlay := embedded.overlay) is None:
             return cls(axes)

@@ -140,7 +140,9 @@ class DecodeStep(DecoderStep):
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
         step = Decode(KVPool.of(pooled), positions, column.shape[0], self.adopted(hooks), kernel=self.kernel())
-        return self.run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, tensors)
+        (mllm,) = self._mllm
+        inputs = mllm.token_inputs(tokens[:, None])
+        return self.run(inputs.pop("inputs_embeds"), angles, step, -1, hooks, tensors, **inputs)
 
 
 class _Note:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import nn
 
 from steering.accel.kernel import decode_kernel_of
 from steering.bench.answering import answered
@@ -111,14 +112,11 @@ def first_token(trial: Trial) -> Iterator[Gauge]:
 
 
 def weights_read(mllm: MLLM) -> int:
-    """Return the bytes of the weights that a decode step reads: the decoder's and the output's, without the token table."""
-    table = mllm.model.get_input_embeddings().weight
-    read = {
-        id(parameter): parameter
-        for parameter in (*mllm.decoder.parameters(), mllm.model.get_output_embeddings().weight)
-    }
-    if mllm.model.get_output_embeddings().weight is not table:
-        read.pop(id(table), None)
+    """Return the bytes of the weights that a decode step reads: the decoder's and the output's, without tables of tokens."""
+    tables = {id(module.weight) for module in mllm.decoder.modules() if isinstance(module, nn.Embedding)}
+    read = {id(parameter): parameter for parameter in mllm.decoder.parameters() if id(parameter) not in tables}
+    output = mllm.model.get_output_embeddings().weight
+    read[id(output)] = output
     return sum(parameter.nbytes for parameter in read.values()) + packed_bytes(mllm.decoder)
 
 
@@ -138,7 +136,7 @@ def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tenso
 
     def run() -> torch.Tensor:
         out = mllm.decoder(
-            inputs_embeds=mllm.model.get_input_embeddings()(tokens),
+            **mllm.token_inputs(tokens),
             position_ids=positions[:, None],
             attention_mask=mask,
             use_cache=False,

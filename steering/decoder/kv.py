@@ -17,7 +17,7 @@ LEAST = 256
 class KVPool:
     """Keys and values of every slot: per layer two tensors (slots, kv_heads, length, head_dim).
 
-    They are made at first use, unless `allot` made them.
+    They are made at first use, unless `allot` made them. A layer may share those of an earlier one (Gemma 4).
     """
 
     def __init__(self, slots: int, length: int):
@@ -35,7 +35,7 @@ class KVPool:
     @property
     def bytes(self) -> int:
         """Bytes of all tensors: slots x length x 2 x layers x KV heads x head width x bytes of the dtype."""
-        return sum(tensor.nbytes for tensors in list(self._layers.values()) for tensor in tensors)
+        return sum(tensor.nbytes for tensor in self.distinct)
 
     @property
     def layers(self) -> int:
@@ -53,6 +53,12 @@ class KVPool:
         """Keys and values of every layer, in the order in which layers first ran, which is their own."""
         return (tensor for tensors in self._layers.values() for tensor in tensors)
 
+    @property
+    def distinct(self) -> list[torch.Tensor]:
+        """The same tensors, each once."""
+        layers = {id(tensors): tensors for tensors in list(self._layers.values())}
+        return [tensor for tensors in layers.values() for tensor in tensors]
+
     def rounded(self, columns: int) -> int:
         """Return one of few numbers of columns, each at most half as large again as the previous one, that is enough."""
         size = LEAST
@@ -62,8 +68,10 @@ class KVPool:
 
     def allot(self, like: KVPool) -> None:
         """Make the tensors of all layers now, shaped after those of another pool."""
-        for index, (key, value) in like._layers.items():
-            self.layer(index, key, value)
+        first: dict[int, int] = {}  # layers by the tensors of the other pool that they were the first to have
+        for index, tensors in like._layers.items():
+            owner = first.setdefault(id(tensors), index)
+            self._layers[index] = self.layer(owner, *tensors)
 
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the two tensors of a layer, shaped after the first key and value that it gets."""
@@ -77,15 +85,28 @@ class KVPool:
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy the first `length` columns of one slot to another, except the first `start`."""
-        for tensors in self._layers.values():
-            for tensor in tensors:
-                tensor[target, :, start:length] = tensor[source, :, start:length]
+        for tensor in self.distinct:
+            tensor[target, :, start:length] = tensor[source, :, start:length]
 
     def clear(self, slot: int) -> None:
         """Zero a slot, so that what a faulty sequence left cannot leak into its successor through 0 * NaN."""
-        for tensors in self._layers.values():
-            for tensor in tensors:
-                tensor[slot].zero_()
+        for tensor in self.distinct:
+            tensor[slot].zero_()
+
+
+class ColumnPool(KVPool):
+    """A pool of one column, in which a layer that attends to the keys and values of another one shares its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self._given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for owner, given in self._given.items():
+            if given[0] is key and given[1] is value:
+                self._layers[index] = self._layers[owner]
+        self._given[index] = key, value
+        return super().layer(index, key, value)
 
 
 class KVBlocks:
@@ -96,9 +117,9 @@ class KVBlocks:
     """
 
     def __init__(self, pool: KVPool, size: int, capacity: int):
-        self.bytes_each = sum(tensor[0, :, :size].numel() * tensor.element_size() for tensor in pool.tensors)
+        self.bytes_each = sum(tensor[0, :, :size].numel() * tensor.element_size() for tensor in pool.distinct)
         self.count = capacity // self.bytes_each
-        self._pairs = [self._pair(tensor, size) for tensor in pool.tensors]
+        self._pairs = [self._pair(tensor, size) for tensor in pool.distinct]
 
     def _pair(self, pooled: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a pool tensor viewed as (slots, blocks of a slot, kv_heads, size, head_dim), and one for its blocks."""

@@ -69,14 +69,16 @@ class Embedded:
     """The arguments that the language model's decoder receives for prompts of up to n tokens.
 
     embeds: (rows, n, d). positions: (rows, n) or (axes, rows, n) for multi-axis rotary positions. mask: None where attention
-    is plainly causal, else as the wrapper built it (4-D, or a dict of them). extras: further decoder arguments. last: the
-    greatest position, where it is known without a device sync.
+    is plainly causal, else as the wrapper built it (4-D, or a dict of them). by_token: the decoder's further inputs of each
+    token, (rows, n, ...) each. extras: its other arguments. last: the greatest position, where it is known without a device
+    sync.
     """
 
     embeds: torch.Tensor
     positions: torch.Tensor
     mask: Any = None
     overlay: Overlay | None = None
+    by_token: dict[str, torch.Tensor] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
     last: int | None = None
 
@@ -100,7 +102,7 @@ class Embedded:
     @property
     def plain(self) -> bool:
         """True if embeddings and positions are all that the decoder receives."""
-        return self.divisible and self.overlay is None
+        return self.divisible and self.overlay is None and not self.by_token
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -111,6 +113,7 @@ class Embedded:
             "position_ids": self.positions,
             "attention_mask": self.mask,
             **laid,
+            **self.by_token,
             **self.extras,
         }
 
@@ -119,7 +122,8 @@ class Embedded:
         if (start, end) == (0, self.length):
             return self
         overlay = self.overlay.cut(start, end) if self.overlay is not None else None
-        return Embedded(self.embeds[:, start:end], self.positions[..., start:end], overlay=overlay)
+        by_token = {name: value[:, start:end] for name, value in self.by_token.items()}
+        return Embedded(self.embeds[:, start:end], self.positions[..., start:end], None, overlay, by_token)
 
     @staticmethod
     def join(prompts: Sequence[Embedded]) -> Embedded:
@@ -130,12 +134,20 @@ class Embedded:
         """
         axes = next((prompt.positions.shape[:1] for prompt in prompts if prompt.positions.ndim == 3), ())
         width = max(prompt.length for prompt in prompts)
-        embeds = prompts[0].embeds.new_zeros(len(prompts), width, prompts[0].embeds.shape[2])
+        embeds = _padded([prompt.embeds for prompt in prompts], width)
+        by_token = {name: _padded([prompt.by_token[name] for prompt in prompts], width) for name in prompts[0].by_token}
         positions = []
-        for row, prompt in enumerate(prompts):
-            embeds[row, : prompt.length] = prompt.embeds[0]
+        for prompt in prompts:
             positions_of_prompt = prompt.positions.expand(*axes, 1, -1)
             beyond = positions_of_prompt[..., -1:] + 1 + torch.arange(width - prompt.length, device=embeds.device)
             positions.append(torch.cat([positions_of_prompt, beyond], dim=-1))
         overlay = Overlay.join([prompt.overlay for prompt in prompts], width)
-        return Embedded(embeds, torch.cat(positions, dim=-2), overlay=overlay)
+        return Embedded(embeds, torch.cat(positions, dim=-2), None, overlay, by_token)
+
+
+def _padded(values: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """Join tensors (1, n, ...) of different n into (rows, width, ...), padded with zeros on the right."""
+    padded = values[0].new_zeros(len(values), width, *values[0].shape[2:])
+    for row, value in enumerate(values):
+        padded[row, : value.shape[1]] = value[0]
+    return padded

@@ -245,8 +245,6 @@ def refuse_structure(config: Any) -> None:
         reason = f"it has layers of type {', '.join(kinds)}; only full and sliding softmax attention can be held"
     elif getattr(text, "cross_attention_layers", None):
         reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"
-    elif getattr(text, "num_kv_shared_layers", 0):
-        reason = "some of its layers share keys and values with others"
     elif getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder model"
     if reason:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from steering.decoder import int8, packed, updates
-from steering.decoder.kv import KVPool
+from steering.decoder.kv import ColumnPool, KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import to_device
@@ -35,6 +35,7 @@ from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
 from steering.model.processing.pixels import PixelBounds
 from steering.model.processing.seen import SeenPictures
+from steering.model.token_inputs import TokenInputs
 from steering.triton import fusing
 from steering.triton.attended import DecodeFunction
 from steering.triton.attention import decode_kernel
@@ -121,6 +122,7 @@ class MLLM:
             fusing.fuse(model, self.decoder, self.device)
             widths.align(model, self.decoder, self.device)
         self._head = OutputHead(model)
+        self.token_inputs = TokenInputs(model)
         self._updates = updates.install(self.layers, ranks)
         self.ffn_widths = tuple(update.width for update in self._updates)
         self._followed, self.updates_add_up = False, True
@@ -250,11 +252,11 @@ class MLLM:
         Families state the width of keys and values in many ways, so it is read off a pass. The first such pass is traced to
         find the modules whose outputs layers add.
         """
-        pool = KVPool(1, 1)
+        pool = ColumnPool()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        embeds = self.model.get_input_embeddings()(zero)
+        inputs = self.token_inputs(zero)
         with own_forwards(), nullcontext() if self._followed else Additions(self.layers) as additions:
-            self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+            self.decoder(**inputs, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
         if additions is not None:
             for updates, terms in zip(self._updates, additions.found, strict=True):
                 updates.keep(terms)
@@ -266,7 +268,10 @@ class MLLM:
         """The kernel of decode attention where the model lies on a single GPU; None where torch's own is used."""
         if self.device.type != "cuda" or len(self.devices) > 1 or self.ranks.size > 1:
             return None
-        _, kv_heads, _, width = next(iter(self.column().tensors)).shape
+        shapes = {tensor.shape for tensor in self.column().tensors}
+        if len(shapes) > 1:  # the kernel is checked, and graphs hold its memory, for one
+            return None
+        _, kv_heads, _, width = shapes.pop()
         return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width)
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
@@ -327,9 +332,10 @@ class MLLM:
             and value is not None
             and name not in {"input_ids", "past_key_values", "use_cache"}
         }
+        by_token = {name: extras.pop(name) for name in self.token_inputs.further}
         if overlay := Overlay.find(extras, embeds.shape[1], images):
             extras = {}
-        return Embedded(embeds, positions, mask, overlay, extras, last)
+        return Embedded(embeds, positions, mask, overlay, by_token, extras, last)
 
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         """Encode images, given as the processor's tensors, and return the result of the wrapper's `get_image_features`."""

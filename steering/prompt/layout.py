@@ -351,13 +351,17 @@ def _grid(
 ) -> tuple[int, int] | None:
     """Return the token grid of an image, where its tokens form a single one.
 
-    It follows from the processor's own grid, from rows that end in break tokens, or is the square of an image that was not
-    tiled.
+    It follows from the processor's own grid, from the places of patches, from rows that end in break tokens, or is the square
+    of an image that was not tiled.
     """
     tokens = len(columns)
     if (thw := inputs.get("image_grid_thw")) is not None:
         merge = mllm.model.config.vision_config.spatial_merge_size
         rows, width = (int(side) // merge for side in thw[number, 1:])
+        return (rows, width) if rows * width == tokens else None
+    if (places := inputs.get("image_position_ids")) is not None:  # (images, patches, 2), x and y; -1 for padding
+        merge = round((int((places[number, :, 0] >= 0).sum()) / tokens) ** 0.5)
+        width, rows = (int(side + 1) // merge for side in places[number].amax(0))
         return (rows, width) if rows * width == tokens else None
     pixels = inputs.get("pixel_values")
     tiles = 0 if pixels is None else int(pixels.shape[:-3].numel())

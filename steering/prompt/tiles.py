@@ -42,10 +42,10 @@ def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | No
 
 @functools.lru_cache(maxsize=1024)
 def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
-    pixels = encode_picture(mllm, _coordinates(size)).flatten(0, -4)  # (tiles, channels, height, width)
-    side = round((tokens / len(pixels)) ** 0.5)
-    if len(pixels) < 2:
+    pixels = encode_picture(mllm, _coordinates(size))
+    if pixels.ndim < 4 or len(pixels := pixels.flatten(0, -4)) < 2:  # (tiles, channels, height, width)
         return None
+    side = round((tokens / len(pixels)) ** 0.5)
     if side * side * len(pixels) != tokens:
         vision = mllm.model.config.vision_config
         return _with_row_ends(tokens, len(pixels) - 1, vision.image_size // vision.patch_size, size)

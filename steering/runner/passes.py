@@ -187,7 +187,7 @@ class Passes:
         if (axes := self._embedder.rope_axes) is not None:
             positions = positions.expand(axes, -1, -1)
         return self._mllm.decoder(
-            inputs_embeds=self._mllm.model.get_input_embeddings()(tokens),
+            **self._mllm.token_inputs(tokens),
             position_ids=positions,
             attention_mask=self._placeholder_mask(len(tokens)),
             use_cache=False,

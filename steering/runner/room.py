@@ -41,10 +41,9 @@ def allotted(
         return at_once(mllm, slots, length, share, reserved)
     pool = KVPool(slots, length)
     with torch.inference_mode():
-        column = mllm.column()
-        if column.bytes * slots * length <= COMMITTED:
-            pool.allot(column)
-            for tensor in pool.tensors:
+        pool.allot(mllm.column())
+        if pool.bytes <= COMMITTED:
+            for tensor in pool.distinct:
                 tensor.zero_()
     return pool
 
@@ -67,7 +66,7 @@ def at_once(mllm: MLLM, slots: int, length: int, share: float, reserved: int) ->
     length = -(-length // COLUMN_BUCKET) * COLUMN_BUCKET  # otherwise masks of all columns are copied into aligned ones
     column = mllm.column()
     bytes_by_device: Counter[torch.device] = Counter()
-    for tensor in column.tensors:
+    for tensor in column.distinct:
         bytes_by_device[tensor.device] += tensor.nbytes * length
     room = [slots]
     for device, size in bytes_by_device.items():

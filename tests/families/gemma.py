@@ -112,17 +112,16 @@ PALIGEMMA2 = Family(
         }
     }
 )
-# The last two layers reuse the keys and values of earlier ones.
+# The last layer reuses the keys and values of the one before. Each adds embeddings of its own of the tokens.
 GEMMA4 = Family(
     config={
         "model_type": "gemma4",
         "text_config": text(
             "gemma4_text",
             head_dim=16,
-            global_head_dim=16,
-            num_hidden_layers=4,
-            num_kv_shared_layers=2,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            global_head_dim=32,
+            num_kv_shared_layers=1,
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
             sliding_window=8,
             hidden_size_per_layer_input=8,
             vocab_size_per_layer_input=512,

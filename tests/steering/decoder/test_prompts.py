@@ -23,12 +23,13 @@ def test_a_pass_is_the_same_to_the_bit_if_the_model_builds_no_mask(family: str, 
     mllm = load_mllm(family)
     embeds = torch.randn(rows, 24, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     positions = torch.arange(24)[None].expand(rows, -1)
+    further = {name: mllm.token_inputs(positions)[name] for name in mllm.token_inputs.further}
 
     @torch.inference_mode()
     def states(mask: torch.Tensor | None) -> torch.Tensor:
         step = Prefill(KVPool(2, 32), slice(0, rows))
         out: torch.Tensor = mllm.decoder(
-            inputs_embeds=embeds, position_ids=positions, attention_mask=mask, use_cache=False, step=step
+            inputs_embeds=embeds, position_ids=positions, attention_mask=mask, use_cache=False, step=step, **further
         ).last_hidden_state
         return out
 
