@@ -33,6 +33,7 @@ from steering.model.encoder import PictureEncoder
 from steering.model.following.additions import Additions
 from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
+from steering.model.masks import Masks
 from steering.model.processing.pixels import PixelBounds
 from steering.model.processing.seen import SeenPictures
 from steering.model.token_inputs import TokenInputs
@@ -123,6 +124,7 @@ class MLLM:
             widths.align(model, self.decoder, self.device)
         self._head = OutputHead(model)
         self.token_inputs = TokenInputs(model)
+        self._masks = Masks(getattr(self.text_config, "sliding_window", None))
         self._updates = updates.install(self.layers, ranks)
         self.ffn_widths = tuple(update.width for update in self._updates)
         self._followed, self.updates_add_up = False, True
@@ -322,9 +324,7 @@ class MLLM:
         last = None
         if positions is None:
             positions, last = torch.arange(embeds.shape[1], device=embeds.device)[None], embeds.shape[1] - 1
-        mask = received.pop("attention_mask", None)
-        if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # a padding mask without padding is redundant
-            mask = None
+        mask = self._masks.read(received.pop("attention_mask", None), embeds.shape[1], bool(images.any()))
         extras = {
             name: value
             for name, value in received.items()

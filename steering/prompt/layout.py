@@ -351,7 +351,7 @@ def _grid(
 ) -> tuple[int, int] | None:
     """Return the token grid of an image, where its tokens form a single one.
 
-    It follows from the processor's own grid, from the places of patches, from rows that end in break tokens, or is the square
+    It follows from the processor's own grid or places of patches, from rows that end in break tokens, or is the square
     of an image that was not tiled.
     """
     tokens = len(columns)

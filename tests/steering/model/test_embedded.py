@@ -63,3 +63,19 @@ def test_a_text_among_prompts_with_multi_axis_positions_counts_on_every_axis() -
     assert batch.positions.shape == (3, 3, 4)
     assert torch.equal(batch.positions[:, 1], axes[:, 0])
     assert batch.positions[:, [0, 2]].tolist() == [[[0, 1, 2, 3]] * 2] * 3
+
+
+def test_further_inputs_of_tokens_are_cut_and_joined_with_them() -> None:
+    def of(tokens: int) -> Embedded:
+        further = torch.arange(tokens * 6.0).view(1, tokens, 3, 2) + 1
+        return Embedded(torch.ones(1, tokens, 2), torch.arange(tokens)[None], by_token={"further": further})
+
+    full = of(5)
+    assert full.divisible
+    assert not full.plain
+    pieces = [full.cut(0, 2).arguments["further"], full.cut(2, 5).arguments["further"]]
+    assert torch.equal(torch.cat(pieces, 1), full.by_token["further"])
+    batch = Embedded.join([of(2), full]).arguments["further"]
+    assert torch.equal(batch[1], full.by_token["further"][0])
+    assert torch.equal(batch[0, :2], of(2).by_token["further"][0])
+    assert not batch[0, 2:].any()

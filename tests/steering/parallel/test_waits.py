@@ -14,8 +14,15 @@ from tests.steering.parallel.asking import computed_apart
 
 EMBEDDING = ("model/mllm.py", "model/encoder.py", "model/embedded.py")
 """The files where transformers' wrappers encode pictures and compute a prompt's embeddings."""
-EMBEDDED = {"idefics3": 4}
-"""The families that wait there, for the tiles that are not padding and for those that have padding, and how often."""
+EMBEDDED = {"idefics3": 4, "gemma4": 6}
+"""The families that wait there, for what is not padding, for what has padding, and for places of features, and how often."""
+MASKS = "model/masks.py"
+"""The file where a mask that the wrapper built is compared with a causal one, once a prompt."""
+COMPARED = {"gemma3": "01", "paligemma": "1", "paligemma2": "1", "gemma4": "012"}
+"""The families whose wrappers build masks, with the numbers of pictures of prompts whose masks are compared.
+
+Where tokens of images attend to each other, none are after the first prompt with a picture.
+"""
 LAYERS = "decoder/updates.py"
 KNOWN = "runner/prefix.py"
 """The file where the positions of a prompt's cached beginning are compared with its own."""
@@ -101,6 +108,7 @@ def test_a_decode_waits_once_and_a_prompt_for_nothing_before_its_token_whatever_
             assert step == {TOKENS: 1}, (family, pictures, decode)
             embedded = sum(chunk.pop(file, 0) for file in EMBEDDING)
             assert embedded == (0 if pictures == "0" else EMBEDDED.get(family, 0)), (family, pictures, prefill)
+            assert chunk.pop(MASKS, 0) <= 2 * (pictures in COMPARED.get(family, "")), (family, pictures, prefill)
             assert chunk == {TOKENS: 2}, (family, pictures, prefill)  # the first token, and the step's own
 
 

@@ -67,8 +67,10 @@ def test_answers_with_kernels_equal_answers_without(
         ["words", "read", "scale"],
     ):
         check_same_answers(ours, plain, [requests[name] for name in several])
-    causal = family != "gemma3"
-    assert all((calls[loop.__name__] > 0) == causal for loop in WITHIN)
+    causal = (
+        WITHIN[:1] if family == "gemma3" else WITHIN
+    )  # of its prompts only those without pictures, which are not read
+    assert calls.keys() == {loop.__name__ for loop in causal}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
