@@ -24,6 +24,16 @@ VARIANTS += [
 """The steps worth compiling, most wanted first, but the longest not last, so that others are compiled beside it."""
 
 
+def variants_of(mllm: MLLM) -> list[Variant]:
+    """Return the variants that a model may have: a prefill is given embeddings alone, and some hooks read updates."""
+    return [
+        variant
+        for variant in VARIANTS
+        if not (variant.kind == "prefill" and mllm.token_inputs.further)
+        and (mllm.updates_add_up or variant.scope != "every")
+    ]
+
+
 class CompiledAhead:
     """The compiled steps of one model; `steps` is None where they could not be prepared."""
 
@@ -36,7 +46,9 @@ class CompiledAhead:
             threads = PassThreads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
             requested = [
-                steps.wanted(variant) for variant in VARIANTS if variant.kind != "pictures" or rehearsal.pictures
+                steps.wanted(variant)
+                for variant in variants_of(mllm)
+                if variant.kind != "pictures" or rehearsal.pictures
             ]
             for step in requested:
                 rehearsal.rehearse(step)

@@ -24,8 +24,8 @@ class Updates:
     """The two updates that a layer adds to the residual stream, (rows, n, d), and its FFN's gate pre-activations.
 
     The pre-activations are (rows, n, width), None without gates. All are kept while the layer runs. `known` is True where
-    the updates are known; otherwise there are none. `width` is the number of gates, 0 without; `activation` the function
-    after them.
+    the updates are known; otherwise there are none. `kept` is the factor by which the layer scales its input, before it adds
+    them. `width` is the number of gates, 0 without; `activation` the function after them.
     """
 
     def __init__(self, layer: nn.Module, ranks: Ranks = ALONE):
@@ -34,6 +34,7 @@ class Updates:
         self._terms: tuple[Terms, Terms] = {}, {}  # for attention's update and the FFN's
         self._outputs: dict[nn.Module, torch.Tensor] = {}
         self._gate: torch.Tensor | None = None
+        self.kept = 1.0
         mlp = getattr(layer, "mlp", None)
         fused = getattr(mlp, "gate_up_proj", None)  # its first half are the gates
         self._gates = 2 if isinstance(fused, nn.Linear) else 1
@@ -69,10 +70,10 @@ class Updates:
         self._outputs.clear()
         self._gate = None
 
-    def keep(self, terms: tuple[Terms, Terms]) -> None:
+    def keep(self, mha: Terms, ffn: Terms, kept: float = 1.0) -> None:
         """Keep the outputs whose sums are attention's update and the FFN's; without terms they stay unknown."""
-        self._terms = terms
-        for module in (*terms[0], *terms[1]):
+        self._terms, self.kept = (mha, ffn), kept
+        for module in (*mha, *ffn):
             _forward_to(module, functools.partial(self._outputs.__setitem__, module))
 
     def _sum(self, terms: Terms) -> torch.Tensor:
@@ -117,6 +118,8 @@ def _extend_forward(forward: Callable[..., torch.Tensor], index: int, updates: U
         if step is None:
             return output
         before = (args[0] if args else kwargs["hidden_states"]).to(output.device)
+        if updates.kept != 1:
+            before = before * updates.kept
         output = step.hooks.after_layer(index, before, output, updates)
         updates.drop()
         return output

@@ -261,8 +261,9 @@ class MLLM:
             self.decoder(**inputs, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
         if additions is not None:
             for updates, terms in zip(self._updates, additions.found, strict=True):
-                updates.keep(terms)
-            self._followed, self.updates_add_up = True, all(updates.known for updates in self._updates)
+                updates.keep(*terms)
+            known = all(updates.known for updates in self._updates) and not self.token_inputs.further  # a third update
+            self._followed, self.updates_add_up = True, known
         return pool
 
     @cached_property

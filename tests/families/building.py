@@ -210,6 +210,9 @@ def _randomise(model: PreTrainedModel, spec: Family, tokenizer: PreTrainedTokeni
         else:
             continue
         weight.normal_(0, std, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.7, 1.3, generator=generator)
     if spec.final_norm is not None:
         model.get_decoder().norm.weight.fill_(spec.final_norm)
     for weight in words:

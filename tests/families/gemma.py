@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.families.family import Family, Json
 from tests.families.parts import HIDDEN, SIGLIP, SQUARE, content, prompt, text
 
@@ -170,4 +172,19 @@ GEMMA4 = Family(
     eos="<end_of_turn>",
     pad="<pad>",
     **_GEMMA_WEIGHTS,
+)
+# As those of 26B and 31B: the keys of global layers are their values, too, and tokens of an image see each other.
+GEMMA4_LARGE = replace(
+    GEMMA4,
+    config=GEMMA4.config
+    | {
+        "text_config": GEMMA4.config["text_config"]
+        | {
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision",
+        }
+    },
 )

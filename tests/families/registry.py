@@ -33,6 +33,7 @@ FURTHER: dict[str, Family] = {
     "olmo2": layers.OLMO2,
     "exaone4": layers.EXAONE4,
     "smolvlm": layers.SMOLVLM,
+    "gemma4_large": gemma.GEMMA4_LARGE,
 }
 """Models that differ from those in one thing; not every test asks them."""
 ALL = SUPPORTED | REFUSED | FURTHER

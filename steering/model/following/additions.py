@@ -2,7 +2,8 @@
 
 Every tensor of the pass is written, where possible, as a sum of module outputs with factors: the layer's input is a term of
 its own, a module's output replaces the terms of its inputs, and additions and products with numbers carry the terms on. The
-layer's output is then: its input, once, plus attention's outputs, plus the FFN's. The layer itself stands for its input.
+layer's output is then: its input, perhaps scaled, plus attention's outputs, plus the FFN's. The layer itself stands for its
+input.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Place = tuple[int, int]
 class Additions(TorchDispatchMode):
     """Finds the terms of each layer's updates, attention's and the FFN's, in a pass of one token.
 
-    They are in `found`, which is empty where the layer's output is not its input and two updates.
+    They are in `found`, with the factor of the layer's input; without terms where its output is not that and two updates.
     """
 
     def __init__(self, layers: nn.ModuleList):
         super().__init__()
-        self.found: list[tuple[Terms, Terms]] = [({}, {})] * len(layers)
+        self.found: list[tuple[Terms, Terms, float]] = [({}, {}, 1.0)] * len(layers)
         self._layers = layers
         self._layer: nn.Module | None = None
         self._values: dict[Place, tuple[Terms, torch.Tensor]] = {}  # tensors are held, or their memory would be reused
@@ -61,11 +62,15 @@ class Additions(TorchDispatchMode):
 
     def _finish(self, layer: nn.Module, args: Any, output: torch.Tensor) -> None:
         terms = dict(self._terms(output))
-        if terms.pop(layer, None) == 1.0:
+        if factor_of_input := terms.pop(layer, 0.0):
             mha = {module: factor for module, factor in terms.items() if module in self._attention}
             ffn = {module: factor for module, factor in terms.items() if module not in self._attention}
             if mha and ffn:
-                self.found[next(i for i, candidate in enumerate(self._layers) if candidate is layer)] = mha, ffn
+                self.found[next(i for i, candidate in enumerate(self._layers) if candidate is layer)] = (
+                    mha,
+                    ffn,
+                    factor_of_input,
+                )
         self._layer = None
         self._values.clear()
 
@@ -106,6 +111,8 @@ class Additions(TorchDispatchMode):
         if func in (*_PRODUCTS, *_QUOTIENTS):
             number = args[1]
             terms = self._terms(args[0])
+            if isinstance(number, torch.Tensor) and number.numel() == 1 and number.shape != args[0].shape:
+                number = number.item()  # a layer's own factor
             if not terms or not isinstance(number, int | float):
                 return None
             scale: Callable[[float], float] = (lambda x: x * number) if func in _PRODUCTS else (lambda x: x / number)

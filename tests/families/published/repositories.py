@@ -172,9 +172,7 @@ PUBLISHED: Mapping[str, Published] = {
         told="last layers that reuse the keys and values of earlier ones; further embeddings for each layer",
     ),
     "google/gemma-4-31B-it": Published(
-        "gemma4",
-        {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
-         "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision", "final_logit_softcapping": 30.0},
+        "gemma4_large", {"final_logit_softcapping": 30.0},
         told="keys that are the values too, in wider heads, of global layers; images whose tokens see each other",
     ),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -232,3 +233,17 @@ def test_a_rendered_chat_is_cached_unless_the_template_uses_the_time(
     monkeypatch.setattr(mllm.chat, "render", lambda *arguments: calls.append(arguments) or expected)
     assert [mllm.chat.render_form(json.dumps([chat])) for _ in range(3)] == [expected] * 3
     assert len(calls) == (3 if clock else 1)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma4"])
+def test_the_gpu_s_kernel_decodes_only_where_layers_are_alike(
+    family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mllm, chosen = copy.copy(load_mllm(family)), list[Any]()
+    column = mllm.column()
+    monkeypatch.setattr(mllm, "column", lambda: column)
+    monkeypatch.setattr(mllm, "device", torch.device("cuda"))
+    monkeypatch.setattr("steering.model.mllm.decode_kernel", lambda *shape: chosen.append(shape) or "kernel")
+    wanted = None if family == "gemma4" else "kernel"
+    assert mllm.decode_attention == wanted
+    assert len(chosen) == (wanted is not None)
