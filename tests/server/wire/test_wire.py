@@ -267,11 +267,6 @@ def test_what_clients_send_beside_is_ignored() -> None:
         ),
         ({"guided_json": {"type": "object"}}, "guided_json", "not supported by this server."),
         ({"best_of": 2}, "best_of", "not supported by this server."),
-        (
-            {"extra_body": {"sage": True}},
-            "extra_body",
-            "an argument of SDKs for Python; put its fields in the request itself.",
-        ),
     ],
 )  # fmt: skip
 def test_what_would_silently_do_nothing_is_refused(fields: dict[str, Any], param: str, said: str) -> None:
