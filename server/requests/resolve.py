@@ -63,6 +63,8 @@ def resolve(
     tools: Tools | None = None
     with skipping.of("tools"):
         tools = _tools(chat, serving)
+    if tools is not None and tools.required:
+        grammar = None  # such an answer holds no text that could follow it
     _check_calls(chat, serving)
     interventions = _interventions(chat, serving, settings, skipping)
     diagnose: Diagnose | None = None

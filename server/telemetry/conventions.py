@@ -99,8 +99,9 @@ def explanations() -> dict[str, str]:
     """Return a sentence for each number that readouts keep."""
     sentences = {"dose": "Mean dose over the applied steering vectors", "answer_correct": "Whether the answer is right"}
     for readout in REGISTRY.values():
-        for name in readout.scalars:
+        for name, kind in readout.scalars.items():
             quantity = readout.quantities.get(name)
-            text = f"Flag of the readout {readout.name}" if quantity is None else quantity.about
+            own = f"{'Flag' if kind is bool else 'Number'} of the readout {readout.name}"
+            text = own if quantity is None else quantity.about
             sentences[name] = f"{text} ({quantity.unit})" if quantity is not None and quantity.unit else text
     return sentences

@@ -50,12 +50,12 @@ from server.telemetry.conventions import (
 from steering import Choice, Request
 
 ENDED = {
-    "prompt_tokens": GEN_AI["prompt_tokens"],
-    "completion_tokens": GEN_AI["completion_tokens"],
     "error": ERROR,
     **OWN,
 }
 """Attributes of a span at its end by the names of the request's notes for the log."""
+USED = {name: GEN_AI[name] for name in ("prompt_tokens", "completion_tokens")}
+"""Attributes of a chat's span alone, since tools add them up over all spans."""
 
 
 def resource() -> Resource:
@@ -158,6 +158,8 @@ class Traces:
     def ended(self, span: Span, status: int, notes: Mapping[str, Any], chat: Span | None = None) -> None:
         """End a request's span, and its chat's, with the attributes that the log has, too."""
         attributes = {ENDED[name]: value for name, value in notes.items() if name in ENDED}
+        if chat is not None:
+            chat.set_attributes({USED[name]: value for name, value in notes.items() if name in USED})
         for target in (span,) if chat is None else (chat, span):
             target.set_attributes(attributes)
             if status >= 500 or (target is chat and ERROR in attributes):

@@ -79,6 +79,8 @@ _CODES = {
     "too_many_parts": "too_many_parts",
 }
 _SELF_EXPLAINING = {"unsupported", "part_type", "role", "too_many_parts"}
+_ELSEWHERE = {"extra_body": "an argument of SDKs for Python; put its fields in the request itself."}
+"""What is said of a field that this server lacks, where there is more to say."""
 _FIELDS_OF = {
     "add_generation_prompt": "add_generation_prompt",
     "max_tokens": "max_tokens",
@@ -100,7 +102,9 @@ def explain(error: ValidationError) -> BadRequest:
     elif kind in ("nearly", "elsewhere"):
         param = f"{param}.{context['key']}" if param else context["key"]
         statement = (
-            f"unknown; did you mean '{context['meant']}'?" if kind == "nearly" else "not supported by this server."
+            f"unknown; did you mean '{context['meant']}'?"
+            if kind == "nearly"
+            else _ELSEWHERE.get(context["key"], "not supported by this server.")
         )
         message = f"'{param}' is {statement}"
     elif kind == "missing":

@@ -110,7 +110,8 @@ class Steer(Part):
                 param="steering.vector",
                 code="not_a_preference",
             )
-        return cls(vector, strength if toward == vector.positive else -strength, toward=toward, **options)
+        scale = strength if toward == vector.positive else 0.0 - strength  # -strength would be -0.0 where it is off
+        return cls(vector, scale, toward=toward, **options)
 
     @classmethod
     def together(cls, parts: Sequence[Steer]) -> Steering:

@@ -62,6 +62,7 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
         chat.add("system", _texts(body["system"], "system"), "system")
     for turn, place in as_objects(body.get("messages"), "messages"):
         _read_turn(chat, turn, place)
+    _read_beginning(chat)
     if body.get("stop_sequences"):
         chat.set("stop", body["stop_sequences"], "stop_sequences")
     metadata = as_object(body.get("metadata") or {}, "metadata")
@@ -111,6 +112,15 @@ def _read_diagnostics(chat: Chat) -> None:
         others = {name: value for name, value in diagnostics.items() if name != CACHE}
         chat.fields["diagnostics"] = others or None
         chat.ignored.append(f"diagnostics.{CACHE}")
+
+
+def _read_beginning(chat: Chat) -> None:
+    """Have a last message of the assistant that ends with a text continued, as Anthropic's API does."""
+    last: Mapping[str, Any] = chat.messages[-1] if chat.messages else {}
+    content = last.get("content")
+    ends = content[-1].get("text") if isinstance(content, list) and content else content
+    if last.get("role") == "assistant" and ends and not last.get("tool_calls"):
+        chat.fields.setdefault("continue_final_message", True)
 
 
 def _read_turn(chat: Chat, turn: dict[str, Any], place: str) -> None:

@@ -164,3 +164,23 @@ def test_tokens_are_counted_without_an_answer(client: FlaskClient) -> None:
         del body["max_tokens"]
         counted = client.post("/v1/messages/count_tokens", json=body).json
         assert counted == {"input_tokens": answered["input_tokens"] + answered["cache_read_input_tokens"]}
+
+
+@pytest.mark.parametrize(
+    "begun", ["The answer", [{"type": "text", "text": "The"}, {"type": "text", "text": " answer"}]]
+)
+def test_a_message_that_the_assistant_has_begun_is_continued(client: FlaskClient, begun: Any) -> None:
+    turns = [{"role": "user", "content": "What can you see?"}, {"role": "assistant", "content": begun}]
+    body = {"model": "helmsight-demo", "max_tokens": 8, "messages": turns}
+    chat = {**body, "temperature": 0, "messages": [turns[0], {"role": "assistant", "content": "The answer"}]}
+    continued, anew = (
+        client.post("/v1/chat/completions", json={**chat, "continue_final_message": value}).json
+        for value in (True, False)
+    )
+    counts = continued["usage"]["prompt_tokens"], anew["usage"]["prompt_tokens"]
+    message = client.post("/v1/messages", json={**body, "temperature": 0}).json
+    assert message["content"][0]["text"] == continued["choices"][0]["message"]["content"]
+    assert message["usage"]["input_tokens"] == counts[0] != counts[1]
+    assert client.post("/v1/messages/count_tokens", json={**body}).json["input_tokens"] == counts[0]
+    restarted = client.post("/v1/messages", json={**body, "continue_final_message": False}).json
+    assert restarted["usage"]["input_tokens"] == counts[1]

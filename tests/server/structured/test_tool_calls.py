@@ -87,6 +87,23 @@ def test_a_stream_of_calls_adds_up(caller: Flask) -> None:
     assert [one["token"] for one in logprobs] == [one["token"] for one in whole["logprobs"]["content"]]
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_format_has_no_effect_on_a_required_call(caller: Flask, choice: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a star"]}}}
+    client, body = caller.test_client(), asking(tool_choice=choice, parallel_tool_calls=False)
+    with_format = choice_of(client.post(CHAT, json=body | {"response_format": form}))["message"]
+    without = choice_of(client.post(CHAT, json=body))["message"]
+    functions = [[call["function"] for call in message["tool_calls"]] for message in (with_format, without)]
+    assert with_format["content"] is None
+    assert functions[0] == functions[1] != []
+
+
+def test_a_format_without_tools_to_call_is_followed(caller: Flask) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a star"]}}}
+    choice = choice_of(caller.test_client().post(CHAT, json=asking(tool_choice="none", response_format=form)))
+    assert choice["message"]["content"] == '"a star"'
+
+
 def test_what_was_called_and_what_came_of_it_is_read_on(caller: Flask) -> None:
     client = caller.test_client()
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "top"}'}}

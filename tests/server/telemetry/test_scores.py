@@ -13,7 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from server.cli import main
-from server.telemetry.conventions import EVALUATION
+from server.telemetry.conventions import EVALUATION, explanations
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import Serve, journal_of, rows_of
@@ -145,6 +145,12 @@ def test_a_collector_gets_spans_and_evaluation_events(traced: FlaskClient, colle
     assert not any(b"secret" in body for _, _, body in collector.posts)
     (row,) = rows_of(traced, 1)
     assert (row["trace_id"], row["span_id"]) == (TRACE, asked.span_id.hex())
+
+
+def test_a_number_of_an_image_is_not_called_a_flag() -> None:
+    about = explanations()
+    assert about["focused_image"] == about["target_image"] == "Number of the readout focus"
+    assert about["correct"] == "Flag of the readout focus"
 
 
 def test_a_tool_that_takes_no_logs_gets_none(

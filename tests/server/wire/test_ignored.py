@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletionMessage
+from pydantic import ValidationError
 
 from server.wire.chat import ChatRequest, DryRun, with_interventions
+from server.wire.parse import explain
 from server.wire.strangers import ELSEWHERE, MOST_NAMED, UNUSED, ignored_fields
 
 CHAT = with_interventions(ChatRequest)
@@ -61,6 +63,14 @@ def test_paths(body: dict[str, Any], paths: list[str]) -> None:
 def test_what_frameworks_send_by_themselves_is_not_named() -> None:
     said = ChatCompletionMessage(role="assistant", content="Hello.", refusal=None, annotations=[])
     assert ignored_fields({"messages": [said.model_dump()]} | dict.fromkeys(UNUSED | ELSEWHERE.keys(), "x"), CHAT) == []
+
+
+def test_a_field_of_sdks_for_python_is_explained() -> None:
+    with pytest.raises(ValidationError) as caught:
+        CHAT.model_validate(message() | {"extra_body": {"sage": True}})
+    problem = explain(caught.value)
+    assert (problem.param, problem.code) == ("extra_body", "unsupported_value")
+    assert problem.message.endswith("is an argument of SDKs for Python; put its fields in the request itself.")
 
 
 def test_every_field_of_a_request_is_known() -> None:

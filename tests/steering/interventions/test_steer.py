@@ -247,6 +247,7 @@ def test_toward_text_is_along_the_vector_and_toward_vision_against_it(load_mllm:
     assert (vision.scale, vision.toward, vision.tokens, vision.layers) == (-1.5, "vision", "prompt", (1,))
     torch.testing.assert_close(text.delta, by_hand(vector, 1.5, (0, 2)))
     torch.testing.assert_close(vision.delta, by_hand(vector, -1.5, (1,)))
+    assert [str(Steer.to(vector, toward, 0.0).scale) for toward in ("text", "vision")] == ["0.0", "0.0"]
 
 
 @pytest.mark.parametrize(
