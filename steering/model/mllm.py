@@ -266,6 +266,8 @@ class MLLM:
         """The kernel of decode attention where the model lies on a single GPU; None where torch's own is used."""
         if self.device.type != "cuda" or len(self.devices) > 1 or self.ranks.size > 1:
             return None
+        if len({tensor.shape for tensor in self.column().tensors}) > 1:  # the kernel is proven for one shape of heads
+            return None
         _, kv_heads, _, width = next(iter(self.column().tensors)).shape
         return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width)
 

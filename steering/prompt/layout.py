@@ -356,7 +356,7 @@ def _grid(
     """
     tokens = len(columns)
     if (thw := inputs.get("image_grid_thw")) is not None:
-        merge = mllm.model.config.vision_config.spatial_merge_size
+        merge = getattr(mllm.processor.image_processor, "merge_size", 1)
         rows, width = (int(side) // merge for side in thw[number, 1:])
         return (rows, width) if rows * width == tokens else None
     pixels = inputs.get("pixel_values")
