@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ class Features(ModelOutput):
     def whole(output: ModelOutput) -> ModelOutput:
         """Copy an output that does not separate its pictures, without the vision encoder's states that no wrapper reads."""
         unread = STATES if output.get("pooler_output") is not None else STATES - {"last_hidden_state"}
-        return type(output)(**{name: value for name, value in output.items() if name not in unread})
+        return _changed(output, lambda name, value: None if name in unread else value)
 
     @classmethod
     def are_all_of(cls, output: ModelOutput) -> bool:
@@ -347,7 +347,7 @@ class ImageCache:
             return PictureFeatures.join(separate, bool(self._stacked), self._whole)
         (features,) = parts
         assert isinstance(features, ModelOutput)
-        return type(features)(**features)
+        return _changed(features, lambda name, value: value)
 
     def _keep(self, key: bytes, features: KeptFeatures) -> None:
         if isinstance(features, PictureFeatures):
@@ -364,6 +364,11 @@ class ImageCache:
             self.bytes -= self._entries.popitem(last=False)[1][1]
 
 
+def _changed(output: ModelOutput, change: Callable[[str, Any], Any]) -> ModelOutput:
+    """Return an output of the same class with each of its fields changed."""
+    return type(output)(**{field.name: change(field.name, output.get(field.name)) for field in fields(output)})
+
+
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy in memory of its own."""
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -375,8 +380,8 @@ def _blank(value: Any) -> Any:
         return value.new_zeros(()).expand(value.shape)
     if isinstance(value, PictureFeatures):
         return PictureFeatures(_blank(value.pooled), _blank(value.deep))
-    if isinstance(value, Mapping):
-        return type(value)(**{name: _blank(item) for name, item in value.items()})
+    if isinstance(value, ModelOutput):
+        return _changed(value, lambda name, item: _blank(item))
     return type(value)(map(_blank, value)) if isinstance(value, (list, tuple)) else value
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from steering.errors import RequestError, panics_raise
+from steering.errors import RequestError, UnsupportedModel, panics_raise
 from steering.model.images import Inputs, Picture, divide
 from steering.model.mllm import MLLM
 from steering.prompt.blocks import block_names
@@ -185,6 +185,10 @@ def build_prompt(
         "text_replacement_offsets", None
     )  # some families give none, or an empty tensor, without images
     replacements = replaced[0] if isinstance(replaced, list) else []
+    if images and not replacements:
+        raise UnsupportedModel(
+            f"{mllm.name} cannot be served: its processor does not tell which tokens stand for an image."
+        )
     offsets = encoded.pop("offset_mapping")[0]
     encoded.pop("labels", None)
     inputs = dict(encoded)
