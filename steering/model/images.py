@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from transformers.utils import ModelOutput
@@ -95,7 +95,7 @@ class PictureFeatures:
         return Features(torch.stack(pooled) if stacked else pooled, deep or None)
 
 
-KeptFeatures = PictureFeatures | ModelOutput
+KeptFeatures: TypeAlias = PictureFeatures | ModelOutput
 """An entry of the cache: the features of a picture, or of all pictures of a prompt where they cannot be separated."""
 
 

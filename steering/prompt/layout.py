@@ -355,7 +355,7 @@ def _grid(
 ) -> tuple[int, int] | None:
     """Return the token grid of an image, where its tokens form a single one.
 
-    It follows from the processor's own grid, from rows that end in break tokens, or is the square of an image that was not
+    It follows from the processor's own grid, from rows that end in break tokens, or from the size of an image that was not
     tiled.
     """
     tokens = len(columns)
@@ -364,12 +364,14 @@ def _grid(
         rows, width = (int(side) // merge for side in thw[number, 1:])
         return (rows, width) if rows * width == tokens else None
     pixels = inputs.get("pixel_values")
-    tiles = 0 if pixels is None else int(pixels.shape[:-3].numel())
-    if tiles != images:
+    if pixels is None or pixels.ndim < 4 or pixels.shape[:-3].numel() != images:
         return None
     breaks = (columns.diff() > 1).nonzero()[:, 0] + 1
     runs = {len(run) for run in columns.tensor_split(breaks.tolist())}
-    if len(breaks) and len(runs) == 1:
-        return len(breaks) + 1, runs.pop()
-    side = round(tokens**0.5)
-    return (side, side) if side * side == tokens and not len(breaks) else None
+    if len(breaks):
+        return (len(breaks) + 1, runs.pop()) if len(runs) == 1 else None
+    sizes = inputs.get("image_sizes") if pixels.ndim == 4 else None  # without padding
+    height, wide = (int(side) for side in (pixels.shape[-2:] if sizes is None else sizes[number]))
+    side = (height * wide / tokens) ** 0.5
+    grid = round(height / side), round(wide / side)
+    return grid if grid[0] * grid[1] == tokens else None

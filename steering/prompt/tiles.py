@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -42,13 +43,20 @@ def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | No
 
 @functools.lru_cache(maxsize=1024)
 def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
-    pixels = encode_picture(mllm, _coordinates(size)).flatten(0, -4)  # (tiles, channels, height, width)
+    pixels = encode_picture(mllm, _coordinates(size))
+    if pixels.ndim < 4:  # patches in an order of their own
+        return None
+    pixels = pixels.flatten(0, -4)  # (tiles, channels, height, width)
     side = round((tokens / len(pixels)) ** 0.5)
     if len(pixels) < 2:
         return None
     if side * side * len(pixels) != tokens:
-        vision = mllm.model.config.vision_config
-        return _with_row_ends(tokens, len(pixels) - 1, vision.image_size // vision.patch_size, size)
+        config = mllm.model.config
+        rate = Fraction(
+            getattr(config, "downsample_rate", None) or 1
+        )  # some connectors have one, of the sides of a tile
+        overview = config.vision_config.image_size // config.vision_config.patch_size * rate
+        return _with_row_ends(tokens, len(pixels) - 1, int(overview), size)
     extents, overview, centres = _shown(pixels)
     numbers = torch.arange(tokens).view(-1, side, side)
     return _assembled(numbers[~overview], centres[~overview], numbers[overview], extents[~overview])
