@@ -1,4 +1,4 @@
-"""Families that few tests ask, each with something that the others lack: in the layers, the encoder or the processor."""
+"""Families that few tests ask, each with something that the others lack in the layers, the encoder or the processor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,54 @@ from dataclasses import replace
 from tests.families import llava, native, qwen, tiled
 from tests.families.family import Family, Json
 from tests.families.parts import CHATML, HIDDEN, MROPE, SIGLIP, SQUARE, TILES, VISION, chatml, text
+
+# The scales are those of ibm-granite/granite-vision-3.3-2b.
+GRANITE_VISION = replace(
+    llava.LLAVA_NEXT,
+    config=llava.LLAVA_NEXT.config
+    | {
+        "text_config": text(
+            "granite",
+            attention_multiplier=0.015625,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+            tie_word_embeddings=True,
+        ),
+        "tie_word_embeddings": True,
+    },
+)
+
+
+def _in_llava(model_type: str) -> Family:
+    """Return a llava whose language model is of another family."""
+    more = {"layer_types": ["full_attention"] * 3, "sliding_window": None} if model_type == "exaone4" else {}
+    return replace(llava.LLAVA, config=llava.LLAVA.config | {"text_config": text(model_type, **more)})
+
+
+OLMO2 = _in_llava("olmo2")
+EXAONE4 = _in_llava("exaone4")
+GRANITE_MOE = replace(
+    GRANITE_VISION,
+    config=GRANITE_VISION.config
+    | {
+        "text_config": GRANITE_VISION.config["text_config"]
+        | {
+            "model_type": "granitemoeshared",
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+        }
+    },
+)
+SMOLVLM = replace(
+    tiled.IDEFICS3,
+    config=tiled.IDEFICS3.config | {"model_type": "smolvlm"},
+    image_processor=tiled.IDEFICS3.image_processor | {"image_processor_type": "SmolVLMImageProcessor"},
+    video_processor={"video_processor_type": "SmolVLMVideoProcessor", "size": {"longest_edge": 28}},
+    processor=tiled.IDEFICS3.processor | {"processor_class": "SmolVLMProcessor"},
+)
+
 
 _SIZES: Json = {"size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}, "patch_size": 7, "merge_size": 2}
 _IMAGES: Json = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}

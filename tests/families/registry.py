@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.families import further, gemma, layers, llava, native, qwen, tiled
+from tests.families import further, gemma, llava, native, qwen, tiled
 from tests.families.family import Family
 
 SUPPORTED: dict[str, Family] = {
@@ -36,11 +36,11 @@ UNLIKE: dict[str, Family] = {
 }
 """Models whose layers, encoder or processor have something of their own; the tests of answers and readouts ask them."""
 FURTHER: dict[str, Family] = {
-    "granite_vision": layers.GRANITE_VISION,
-    "granite_moe": layers.GRANITE_MOE,
-    "olmo2": layers.OLMO2,
-    "exaone4": layers.EXAONE4,
-    "smolvlm": layers.SMOLVLM,
+    "granite_vision": further.GRANITE_VISION,
+    "granite_moe": further.GRANITE_MOE,
+    "olmo2": further.OLMO2,
+    "exaone4": further.EXAONE4,
+    "smolvlm": further.SMOLVLM,
     "glm4v_moe": further.GLM4V_MOE,
     "mistral4": further.MISTRAL4,
     "exaone4_5": further.EXAONE4_5,

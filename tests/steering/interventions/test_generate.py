@@ -25,7 +25,14 @@ from steering import (
     Think,
     Vcd,
 )
-from steering.interventions.generate import Mask, chosen_patches, mask_of, masked_features, masked_pixels
+from steering.interventions.generate import (
+    Mask,
+    can_mask_pixels,
+    chosen_patches,
+    mask_of,
+    masked_features,
+    masked_pixels,
+)
 from steering.prompt.layout import ImageSpan, build_prompt
 from steering.protocol.sequence import State
 from tests import families
@@ -102,6 +109,21 @@ class Reference:
             tokens.append(int(rows[-1].argmax()))
             self.changed += tokens[-1] != int(full.argmax())
         return tokens, torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "tokens"),
+    [
+        ((16, 3, 7, 7), 4),
+        ((16, 147), 6),
+        ((16, 147), 8),
+    ],  # patches as pictures, and tokens that are no squares of patches
+)
+def test_patches_in_an_order_of_their_own_are_not_masked(pixels: tuple[int, ...], tokens: int) -> None:
+    inputs = {"pixel_values": torch.zeros(pixels), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    assert not can_mask_pixels(inputs, [ImageSpan(torch.arange(tokens), None)])
+    square = {**inputs, "pixel_values": torch.zeros(16, 147)}
+    assert can_mask_pixels(square, [ImageSpan(torch.arange(4), None)])
 
 
 @pytest.mark.parametrize(
