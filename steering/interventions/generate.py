@@ -148,19 +148,12 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
 def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan]) -> bool:
     """Return whether image tokens are rectangles of one picture in the processor's tensors, rather than of tiles.
 
-    Patches must lie in one row each, those of a token one behind the other; processors that keep patches as small pictures
-    order them otherwise.
+    Where patches merge into tokens, those of a token must be adjacent in the tensors.
     """
+    if "image_grid_thw" in inputs:
+        return all(image.adjacent for image in images)
     pixels = inputs["pixel_values"]
-    if (grids := inputs.get("image_grid_thw")) is not None:
-        patches = zip(grids.prod(-1).tolist(), images, strict=True)
-        return pixels.ndim == 2 and all(count == image.tokens * _side(count, image) ** 2 for count, image in patches)
     return pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
-
-
-def _side(patches: int, image: ImageSpan) -> int:
-    """Return the number of patches along a side of a token."""
-    return round((patches / image.tokens) ** 0.5)
 
 
 def masked_pixels(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,14 @@ from PIL import Image
 from steering.errors import RequestError, UnsupportedModel, panics_raise
 from steering.model.images import Inputs, Picture, divide
 from steering.model.mllm import MLLM
+from steering.model.processing.pixels import coordinates
 from steering.prompt.blocks import block_names
 from steering.prompt.characters import CharSpans, as_json, as_text, without_insertions
 from steering.prompt.chat import CONTEXT_LINE, pictures_of
 from steering.prompt.fitting import Shrunk, resized, shrunk, sized
 from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, render, rendered
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, TEXTS, USER
+from steering.vision.geometry import GRID
 
 BESIDE = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 """Keys of a message, besides role and content, that templates are given."""
@@ -32,11 +35,12 @@ class ImageSpan:
     """The tokens of one image.
 
     `columns` (tokens,) are those in the prompt; `grid` is (rows, columns) after patch merging, None where the image's tokens
-    form no single grid (tiled images).
+    form no single grid (tiled images). adjacent: the patches of a token lie one behind the other in the processor's tensors.
     """
 
     columns: torch.Tensor
     grid: tuple[int, int] | None
+    adjacent: bool = True
 
     @property
     def tokens(self) -> int:
@@ -215,10 +219,10 @@ def build_prompt(
         with _hinting(messages):
             raise RequestError("The chat template did not place every image of the messages.", param="messages")
     placeholders = _placeholders(text, replacements, offsets)
-    image_spans = []
+    image_spans, adjacent = [], GRID not in inputs or _adjacent(mllm)
     for number, own in enumerate(columns.split(counts)):
         spans[own], texts[own] = FIRST_IMAGE + number, False
-        image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
+        image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own), adjacent))
     rope = mllm.rope_positions(inputs)
     shown = tuple(noted) or divide(inputs)
     prompt_inputs = Inputs(inputs, shown) if noted else inputs
@@ -327,6 +331,18 @@ def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
     return _encode(mllm, rendered(mllm.chat.render, chat), [picture], add_special_tokens=False)["pixel_values"]
 
 
+@functools.lru_cache(maxsize=8)
+def _adjacent(mllm: MLLM) -> bool:
+    """Return whether a processor puts the patches of a token one behind the other, as a picture of coordinates shows."""
+    images = mllm.processor.image_processor
+    merge = getattr(images, "merge_size", 1)
+    pixels = encode_picture(mllm, coordinates((4 * merge * images.patch_size,) * 2))
+    if merge == 1 or pixels.ndim != 2:
+        return merge == 1
+    blocks = pixels.float().unflatten(1, (3, -1))[:, :2].mean(2).unflatten(0, (-1, merge**2))  # (tokens, patches, 2)
+    return bool(((blocks.amax(1) - blocks.amin(1)) > 1e-3).all())  # in rows, most lie at one height
+
+
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
     """Make every tile differ slightly from zero.
 
@@ -359,7 +375,7 @@ def _grid(
     tiled.
     """
     tokens = len(columns)
-    if (thw := inputs.get("image_grid_thw")) is not None:
+    if (thw := inputs.get(GRID)) is not None:
         merge = getattr(mllm.processor.image_processor, "merge_size", 1)
         rows, width = (int(side) // merge for side in thw[number, 1:])
         return (rows, width) if rows * width == tokens else None

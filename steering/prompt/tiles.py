@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
 import torch
 from PIL import Image
 
 from steering.model.mllm import MLLM
+from steering.model.processing.pixels import coordinates
 from steering.prompt.layout import ImageSpan, encode_picture
 
 
@@ -43,7 +43,7 @@ def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | No
 
 @functools.lru_cache(maxsize=1024)
 def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
-    pixels = encode_picture(mllm, _coordinates(size))
+    pixels = encode_picture(mllm, coordinates(size))
     if pixels.ndim < 4:  # patches in an order of their own
         return None
     pixels = pixels.flatten(0, -4)  # (tiles, channels, height, width)
@@ -125,12 +125,3 @@ def _ranks(values: torch.Tensor, extents: torch.Tensor) -> tuple[torch.Tensor, i
     starts = torch.cat([torch.ones(1, dtype=torch.bool), ordered.diff() > 0.25 * extents.mean()])
     levels = ordered[starts]
     return (values[:, None] - levels).abs().argmin(1), len(levels)
-
-
-def _coordinates(size: tuple[int, int]) -> Image.Image:
-    """Return a picture whose red rises from left to right and whose green from top to bottom."""
-    width, height = size
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[..., 0] = np.linspace(0, 255, width).round()[None]
-    pixels[..., 1] = np.linspace(0, 255, height).round()[:, None]
-    return Image.fromarray(pixels)

@@ -112,18 +112,17 @@ class Reference:
 
 
 @pytest.mark.parametrize(
-    ("pixels", "tokens"),
+    ("family", "adjacent"),
     [
-        ((16, 3, 7, 7), 4),
-        ((16, 147), 6),
-        ((16, 147), 8),
-    ],  # patches as pictures, and tokens that are no squares of patches
+        *((family, True) for family in ("qwen2_vl", "glm4v", "ernie4_5_vl_moe", "video_llama_3")),
+        *((family, False) for family in ("paddleocr_vl", "hunyuan_vl")),
+    ],
 )
-def test_patches_in_an_order_of_their_own_are_not_masked(pixels: tuple[int, ...], tokens: int) -> None:
-    inputs = {"pixel_values": torch.zeros(pixels), "image_grid_thw": torch.tensor([[1, 4, 4]])}
-    assert not can_mask_pixels(inputs, [ImageSpan(torch.arange(tokens), None)])
-    square = {**inputs, "pixel_values": torch.zeros(16, 147)}
-    assert can_mask_pixels(square, [ImageSpan(torch.arange(4), None)])
+def test_pixels_are_masked_only_where_the_patches_of_a_token_are_adjacent(
+    family: str, adjacent: bool, load_mllm: LoadMLLM
+) -> None:
+    prompt = build_prompt(load_mllm(family), families.example_messages(family, 2))
+    assert can_mask_pixels(prompt.inputs, prompt.layout.images) == adjacent
 
 
 @pytest.mark.parametrize(
