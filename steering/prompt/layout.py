@@ -339,8 +339,10 @@ def _adjacent(mllm: MLLM) -> bool:
     pixels = encode_picture(mllm, coordinates((4 * merge * images.patch_size,) * 2))
     if merge == 1 or pixels.ndim != 2:
         return merge == 1
-    blocks = pixels.float().unflatten(1, (3, -1))[:, :2].mean(2).unflatten(0, (-1, merge**2))  # (tokens, patches, 2)
-    return bool(((blocks.amax(1) - blocks.amin(1)) > 1e-3).all())  # in rows, most lie at one height
+    colours = pixels.float().unflatten(1, (3, -1)).mean(2)  # (patches, 3); the picture has no blue
+    blocks = colours.unflatten(0, (-1, merge**2))
+    extents = blocks.amax(1) - blocks.amin(1)
+    return bool((extents[:, :2] > 1e-3).all()) and float(colours[:, 2].std()) < 1e-3  # in rows, most lie at one height
 
 
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
