@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from steering.devices import leaves_room
+from steering.errors import UnsupportedModel
 from steering.model.images import PIXELS, Features, Inputs, on_device
 from steering.model.mllm import MLLM
 from steering.triton.capture import CaptureFunction
@@ -134,6 +135,8 @@ class PictureGraphs:
 
         def run() -> tuple[list[torch.Tensor], Any]:
             output = self._mllm.image_features(fixed)
+            if not Features.are_all_of(output):
+                raise UnsupportedModel("The vision encoder returns more than features.")
             deep = output.get("deepstack_features")
             return tree_flatten((output.pooler_output,) if deep is None else (output.pooler_output, deep))
 

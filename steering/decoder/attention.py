@@ -116,13 +116,14 @@ class Decode:
         keys, values = self.write(heads.layer, key, value)
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
+        shape = (*query.shape[:3], values.shape[3])  # latent attention has values of another width than keys
         hooks, visible = self.hooks.attention, self.mask(heads.window, query)
         # The output of a row is the same whatever is observed and whatever other rows request; other results replace it only
         # in the rows that a hook changes.
         if heads.softcap is None:
             out = self._product(heads, grouped, keys, values, visible)
             if not hooks and not self.hooks.observers:
-                return out.reshape(query.shape)  # kernels differ in its memory layout
+                return out.reshape(shape)  # kernels differ in its memory layout
         weights = self.weights(heads, grouped, keys, visible)
         if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
             out = weights.to(values.dtype) @ values
@@ -133,7 +134,7 @@ class Decode:
             hook.read(heads.layer, weights.view(rows, -1, 1, self.columns), values)
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
-        return out.reshape(query.shape)
+        return out.reshape(shape)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; return its two tensors."""

@@ -48,11 +48,12 @@ class Candidates:
         weights = scores.masked_fill_(~visible, -torch.inf).softmax(-1)
         own_weight = weights.gather(-1, at).to(values.dtype)
         past = weights.to(values.dtype).scatter(-1, at, 0.0).flatten(2, 3) @ past_values
-        out = past.view(queries.shape) + own_weight * value.reshape(own).transpose(1, 2)
+        own_values = value.reshape(*own[:-1], values.shape[3]).transpose(1, 2)  # latent attention has others than keys
+        out = past.view(*queries.shape[:-1], -1) + own_weight * own_values
         by_row = weights.transpose(1, 2).reshape(count * self.each, -1, 1, self.columns)
         for hook in self.hooks.readers(heads.layer):
             hook.read(heads.layer, by_row, value)
-        return out.transpose(1, 2).reshape(query.shape)
+        return out.transpose(1, 2).reshape(*query.shape[:3], -1)
 
     def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return slots and positions on a layer's device."""

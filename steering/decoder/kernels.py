@@ -76,7 +76,8 @@ def product(
         return explicit(heads, query, key, value, mask)
     n, columns = query.shape[2], key.shape[2]
     if mask is None and n != columns:
-        if (out := lower_right(query, key, value, heads.scaling)) is not None:
+        alike = query.shape[3] == value.shape[3]  # as that kernel wants them
+        if alike and (out := lower_right(query, key, value, heads.scaling)) is not None:
             return out
         mask = visible(torch.arange(columns - n, columns, device=query.device), columns, heads.window)
     causal = mask is None

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 
 from steering.errors import RequestError
-from steering.model.images import PIXELS, TEXT_INPUTS, Inputs, Picture
+from steering.model.images import PIXELS, Inputs, Picture, is_text_input
 from steering.model.mllm import MLLM
 from steering.prompt.chat import context_parts, without_images
 from steering.prompt.layout import Prompt, build_prompt
@@ -88,7 +88,7 @@ class Vcd(WeightedContrast):
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         frames = getattr(mllm.processor.image_processor, "temporal_patch_size", 1)
         pictures = tuple(noised(picture, self.step, frames) for picture in prompt.pictures)
-        texts = {name: prompt.inputs[name] for name in prompt.inputs if name in TEXT_INPUTS}
+        texts = {name: prompt.inputs[name] for name in prompt.inputs if is_text_input(name)}
         return replace(prompt, inputs=Inputs(texts, pictures), pictures=pictures)
 
 

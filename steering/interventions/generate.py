@@ -146,9 +146,12 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
 
 
 def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan]) -> bool:
-    """Return whether image tokens are rectangles of one picture in the processor's tensors, rather than of tiles."""
+    """Return whether image tokens are rectangles of one picture in the processor's tensors, rather than of tiles.
+
+    Where patches merge into tokens, those of a token must be adjacent in the tensors.
+    """
     if "image_grid_thw" in inputs:
-        return True
+        return all(image.adjacent for image in images)
     pixels = inputs["pixel_values"]
     return pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
 

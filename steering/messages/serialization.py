@@ -31,7 +31,7 @@ from steering.errors import Fault, RequestError, SteeringError
 from steering.grammar.grammar import Grammar
 from steering.logprobs import TopLogprobs
 from steering.messages.messages import Add
-from steering.model.images import TEXT_INPUTS, Inputs, Picture
+from steering.model.images import Inputs, Picture, is_text_input
 from steering.prompt.fitting import Shrunk
 from steering.prompt.layout import Prompt
 from steering.prompt.rendering import TemplateOptions
@@ -219,7 +219,7 @@ class _Writer(_Kinds):
         if isinstance(value, Sequence) and not hasattr(value, "_fields"):
             return [self.plain(member) for member in value]
         if isinstance(value, Prompt):  # its inputs hold the pictures' tensors a second time
-            texts = {name: value.inputs[name] for name in value.inputs if name in TEXT_INPUTS}
+            texts = {name: value.inputs[name] for name in value.inputs if is_text_input(name)}
             value = dataclasses.replace(value, inputs=texts)
         name = f"{type(value).__module__}:{type(value).__qualname__}"
         if (kind := _kind(name, self._modules)) is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from transformers.utils import ModelOutput
@@ -16,9 +16,6 @@ from steering.devices import to_device
 from steering.form import MixedForms, OneForm
 from steering.vision.geometry import GRID
 
-TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
-"""Processor outputs with one value a token; everything else describes the images."""
-
 PIXELS = "pixel_values"
 """The prefix of the names of processor outputs that are pixels."""
 
@@ -26,6 +23,9 @@ CPU = torch.device("cpu")
 
 BLANKS = 4096
 """The number of pictures whose feature sizes are remembered."""
+
+STATES = frozenset({"last_hidden_state", "hidden_states", "attentions"})
+"""The fields of an encoder's output besides features; wrappers read them only where there are no features."""
 
 Encode = Callable[[Mapping[str, torch.Tensor]], Any]
 """A function from the processor's tensors to the result of the model's `get_image_features`."""
@@ -42,10 +42,16 @@ class Features(ModelOutput):
     pooler_output: Any = None
     deepstack_features: Any = None
 
+    @staticmethod
+    def whole(output: ModelOutput) -> ModelOutput:
+        """Copy an output that does not separate its pictures, without the vision encoder's states that no wrapper reads."""
+        unread = STATES if output.get("pooler_output") is not None else STATES - {"last_hidden_state"}
+        return _changed(output, lambda name, value: None if name in unread else value)
+
     @classmethod
-    def whole(cls, output: Any) -> Features:
-        """Copy the features of an output that does not separate its pictures, and nothing else in it."""
-        return cls(output.pooler_output, output.get("deepstack_features"))
+    def are_all_of(cls, output: ModelOutput) -> bool:
+        """Return whether an output has these features and nothing else that a wrapper may read."""
+        return output.get("pooler_output") is not None and not output.keys() - STATES - {*cls.__dataclass_fields__}
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,9 @@ class PictureFeatures:
 
     @classmethod
     def separate(cls, output: Any, count: int) -> list[PictureFeatures] | None:
-        """Split an output by its `count` pictures; None where it does not separate them."""
+        """Split an output by its `count` pictures; None where it does not separate them, or where there is more in it."""
+        if not Features.are_all_of(output):
+            return None
         pooled, deep = output.pooler_output, output.get("deepstack_features") or ()
         if len(pooled) != count:
             return None
@@ -87,7 +95,7 @@ class PictureFeatures:
         return Features(torch.stack(pooled) if stacked else pooled, deep or None)
 
 
-KeptFeatures = PictureFeatures | Features
+KeptFeatures: TypeAlias = PictureFeatures | ModelOutput
 """An entry of the cache: the features of a picture, or of all pictures of a prompt where they cannot be separated."""
 
 
@@ -198,13 +206,18 @@ class Inputs(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
+def is_text_input(name: str) -> bool:
+    """Return whether a processor's output has one value a token; everything else describes the images."""
+    return name in ("input_ids", "attention_mask") or name.endswith("token_type_ids")
+
+
 def divide(inputs: Mapping[str, torch.Tensor]) -> tuple[Picture, ...]:
     """Return the pictures in a processor's output, or a single one of all images where they cannot be separated.
 
     Without images there are none. The first dimension of every tensor counts images or tiles or, where the images have
     grids, patches.
     """
-    tensors = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
+    tensors = {name: value for name, value in inputs.items() if not is_text_input(name)}
     if not tensors:
         return ()
     grids = tensors.get(GRID)
@@ -277,7 +290,7 @@ class ImageCache:
 
     def get(
         self, encode: Encode, prompts: Sequence[Sequence[Picture]], unseen: Collection[bytes] = frozenset()
-    ) -> list[Features]:
+    ) -> list[ModelOutput]:
         """Return the features of each prompt's pictures, encoding new ones, all of one shape in one call.
 
         Pictures whose keys are `unseen` may get zeros.
@@ -327,14 +340,14 @@ class ImageCache:
             self._whole = all(isinstance(layer, torch.Tensor) for layer in output.get("deepstack_features") or ())
         return parts
 
-    def _join(self, parts: Sequence[KeptFeatures]) -> Features:
+    def _join(self, parts: Sequence[KeptFeatures]) -> ModelOutput:
         """Join the cached features of a prompt's pictures as the model takes them."""
         separate = [part for part in parts if isinstance(part, PictureFeatures)]
         if len(separate) == len(parts):
             return PictureFeatures.join(separate, bool(self._stacked), self._whole)
         (features,) = parts
-        assert isinstance(features, Features)
-        return Features(**features)
+        assert isinstance(features, ModelOutput)
+        return _changed(features, lambda name, value: value)
 
     def _keep(self, key: bytes, features: KeptFeatures) -> None:
         if isinstance(features, PictureFeatures):
@@ -351,6 +364,11 @@ class ImageCache:
             self.bytes -= self._entries.popitem(last=False)[1][1]
 
 
+def _changed(output: ModelOutput, change: Callable[[str, Any], Any]) -> ModelOutput:
+    """Return an output of the same class with each of its fields changed."""
+    return type(output)(**{field.name: change(field.name, output.get(field.name)) for field in fields(output)})
+
+
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy in memory of its own."""
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -362,8 +380,8 @@ def _blank(value: Any) -> Any:
         return value.new_zeros(()).expand(value.shape)
     if isinstance(value, PictureFeatures):
         return PictureFeatures(_blank(value.pooled), _blank(value.deep))
-    if isinstance(value, Mapping):
-        return type(value)(**{name: _blank(item) for name, item in value.items()})
+    if isinstance(value, ModelOutput):
+        return _changed(value, lambda name, item: _blank(item))
     return type(value)(map(_blank, value)) if isinstance(value, (list, tuple)) else value
 
 

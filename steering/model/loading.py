@@ -30,7 +30,7 @@ from steering.model import calibration
 from steering.model.chat.template_file import read_template, set_template
 from steering.model.checkpoint import embedded, located
 from steering.model.mllm import MLLM, Quantization, Source
-from steering.model.processing.processor import load_processor
+from steering.model.processing.processor import load_processor, missing_package
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be loaded as, besides "auto"."""
@@ -102,6 +102,11 @@ def load(
             raise UnsupportedModel("'device_map' and 'tensor_parallel' are mutually exclusive.")
         refuse_split(config, tensor_parallel)
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
+    processor = load_processor(path, local_files_only=local_files_only)
+    if not set_template(processor, config.model_type, template) and unread is None:
+        raise UnsupportedModel(
+            f"{path} has no chat template: name a file that holds one, by --chat-template or as 'chat_template'."
+        )
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
         model = (
@@ -111,6 +116,8 @@ def load(
                 path, config=config, use_safetensors=True, device_map=device_map, **options
             )
         )
+    except ImportError as error:
+        raise UnsupportedModel(missing_package(f"The model of {path}", str(error))) from error
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
@@ -123,11 +130,6 @@ def load(
         refuse_offloaded(model)
     elif tensor_parallel == 1:
         model = model.to(device)
-    processor = load_processor(path, local_files_only=local_files_only)
-    if not set_template(processor, config.model_type, template) and unread is None:
-        raise UnsupportedModel(
-            f"{path} has no chat template: name a file that holds one, by --chat-template or as 'chat_template'."
-        )
     folder = Path(path) if Path(path).is_dir() else None
     try:
         folder_of_calibrations = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
@@ -245,7 +247,13 @@ def refuse_structure(config: Any) -> None:
         reason = f"it has layers of type {', '.join(kinds)}; only full and sliding softmax attention can be held"
     elif getattr(text, "cross_attention_layers", None):
         reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"
+    elif getattr(text, "altup_num_inputs", 1) > 1:
+        reason = "its layers hand on several residual streams"
     elif getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder model"
+    elif "num_attention_heads" in (getattr(text, "per_layer_attributes", None) or ()):
+        reason = "its layers have different numbers of attention heads"
+    elif getattr(config, "image_token_id", None) is None:
+        reason = "its config names no token that stands for the features of images"
     if reason:
         raise UnsupportedModel(f"{config.model_type} cannot be served: {reason}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,15 +14,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from steering.errors import RequestError, panics_raise
+from steering.errors import RequestError, UnsupportedModel, panics_raise
 from steering.model.images import Inputs, Picture, divide
 from steering.model.mllm import MLLM
+from steering.model.processing.pixels import coordinates
 from steering.prompt.blocks import block_names
 from steering.prompt.characters import CharSpans, as_json, as_text, without_insertions
 from steering.prompt.chat import CONTEXT_LINE, pictures_of
 from steering.prompt.fitting import Shrunk, resized, shrunk, sized
 from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, render, rendered
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, TEXTS, USER
+from steering.vision.geometry import GRID
 
 BESIDE = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 """Keys of a message, besides role and content, that templates are given."""
@@ -32,11 +35,12 @@ class ImageSpan:
     """The tokens of one image.
 
     `columns` (tokens,) are those in the prompt; `grid` is (rows, columns) after patch merging, None where the image's tokens
-    form no single grid (tiled images).
+    form no single grid (tiled images). adjacent: the patches of a token lie one behind the other in the processor's tensors.
     """
 
     columns: torch.Tensor
     grid: tuple[int, int] | None
+    adjacent: bool = True
 
     @property
     def tokens(self) -> int:
@@ -185,6 +189,10 @@ def build_prompt(
         "text_replacement_offsets", None
     )  # some families give none, or an empty tensor, without images
     replacements = replaced[0] if isinstance(replaced, list) else []
+    if images and not replacements:
+        raise UnsupportedModel(
+            f"{mllm.name} cannot be served: its processor does not tell which tokens stand for an image."
+        )
     offsets = encoded.pop("offset_mapping")[0]
     encoded.pop("labels", None)
     inputs = dict(encoded)
@@ -211,10 +219,10 @@ def build_prompt(
         with _hinting(messages):
             raise RequestError("The chat template did not place every image of the messages.", param="messages")
     placeholders = _placeholders(text, replacements, offsets)
-    image_spans = []
+    image_spans, adjacent = [], GRID not in inputs or _adjacent(mllm)
     for number, own in enumerate(columns.split(counts)):
         spans[own], texts[own] = FIRST_IMAGE + number, False
-        image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
+        image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own), adjacent))
     rope = mllm.rope_positions(inputs)
     shown = tuple(noted) or divide(inputs)
     prompt_inputs = Inputs(inputs, shown) if noted else inputs
@@ -323,6 +331,20 @@ def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
     return _encode(mllm, rendered(mllm.chat.render, chat), [picture], add_special_tokens=False)["pixel_values"]
 
 
+@functools.lru_cache(maxsize=8)
+def _adjacent(mllm: MLLM) -> bool:
+    """Return whether a processor puts the patches of a token one behind the other, as a picture of coordinates shows."""
+    images = mllm.processor.image_processor
+    merge = getattr(images, "merge_size", 1)
+    pixels = encode_picture(mllm, coordinates((4 * merge * images.patch_size,) * 2))
+    if merge == 1 or pixels.ndim != 2:
+        return merge == 1
+    colours = pixels.float().unflatten(1, (3, -1)).mean(2)  # (patches, 3); the picture has no blue
+    blocks = colours.unflatten(0, (-1, merge**2))
+    extents = blocks.amax(1) - blocks.amin(1)
+    return bool((extents[:, :2] > 1e-3).all()) and float(colours[:, 2].std()) < 1e-3  # in rows, most lie at one height
+
+
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
     """Make every tile differ slightly from zero.
 
@@ -351,12 +373,12 @@ def _grid(
 ) -> tuple[int, int] | None:
     """Return the token grid of an image, where its tokens form a single one.
 
-    It follows from the processor's own grid or places of patches, from rows that end in break tokens, or is the square
-    of an image that was not tiled.
+    It follows from the processor's own grid or places of patches, from rows that end in break tokens, or from the size of an
+    image that was not tiled.
     """
     tokens = len(columns)
-    if (thw := inputs.get("image_grid_thw")) is not None:
-        merge = mllm.model.config.vision_config.spatial_merge_size
+    if (thw := inputs.get(GRID)) is not None:
+        merge = getattr(mllm.processor.image_processor, "merge_size", 1)
         rows, width = (int(side) // merge for side in thw[number, 1:])
         return (rows, width) if rows * width == tokens else None
     if (places := inputs.get("image_position_ids")) is not None:  # (images, patches, 2), x and y; -1 for padding
@@ -364,12 +386,14 @@ def _grid(
         width, rows = (int(side + 1) // merge for side in places[number].amax(0))
         return (rows, width) if rows * width == tokens else None
     pixels = inputs.get("pixel_values")
-    tiles = 0 if pixels is None else int(pixels.shape[:-3].numel())
-    if tiles != images:
+    if pixels is None or pixels.ndim < 4 or pixels.shape[:-3].numel() != images:
         return None
     breaks = (columns.diff() > 1).nonzero()[:, 0] + 1
     runs = {len(run) for run in columns.tensor_split(breaks.tolist())}
-    if len(breaks) and len(runs) == 1:
-        return len(breaks) + 1, runs.pop()
-    side = round(tokens**0.5)
-    return (side, side) if side * side == tokens and not len(breaks) else None
+    if len(breaks):
+        return (len(breaks) + 1, runs.pop()) if len(runs) == 1 else None
+    sizes = inputs.get("image_sizes") if pixels.ndim == 4 else None  # without padding
+    height, wide = (int(side) for side in (pixels.shape[-2:] if sizes is None else sizes[number]))
+    side = (height * wide / tokens) ** 0.5
+    grid = round(height / side), round(wide / side)
+    return grid if grid[0] * grid[1] == tokens else None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
-import numpy as np
 import torch
 from PIL import Image
 
 from steering.model.mllm import MLLM
+from steering.model.processing.pixels import coordinates
 from steering.prompt.layout import ImageSpan, encode_picture
 
 
@@ -42,13 +43,17 @@ def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | No
 
 @functools.lru_cache(maxsize=1024)
 def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
-    pixels = encode_picture(mllm, _coordinates(size))
+    pixels = encode_picture(mllm, coordinates(size))
     if pixels.ndim < 4 or len(pixels := pixels.flatten(0, -4)) < 2:  # (tiles, channels, height, width)
         return None
     side = round((tokens / len(pixels)) ** 0.5)
     if side * side * len(pixels) != tokens:
-        vision = mllm.model.config.vision_config
-        return _with_row_ends(tokens, len(pixels) - 1, vision.image_size // vision.patch_size, size)
+        config = mllm.model.config
+        rate = Fraction(
+            getattr(config, "downsample_rate", None) or 1
+        )  # some connectors have one, of the sides of a tile
+        overview = config.vision_config.image_size // config.vision_config.patch_size * rate
+        return _with_row_ends(tokens, len(pixels) - 1, int(overview), size)
     extents, overview, centres = _shown(pixels)
     numbers = torch.arange(tokens).view(-1, side, side)
     return _assembled(numbers[~overview], centres[~overview], numbers[overview], extents[~overview])
@@ -117,12 +122,3 @@ def _ranks(values: torch.Tensor, extents: torch.Tensor) -> tuple[torch.Tensor, i
     starts = torch.cat([torch.ones(1, dtype=torch.bool), ordered.diff() > 0.25 * extents.mean()])
     levels = ordered[starts]
     return (values[:, None] - levels).abs().argmin(1), len(levels)
-
-
-def _coordinates(size: tuple[int, int]) -> Image.Image:
-    """Return a picture whose red rises from left to right and whose green from top to bottom."""
-    width, height = size
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[..., 0] = np.linspace(0, 255, width).round()[None]
-    pixels[..., 1] = np.linspace(0, 255, height).round()[:, None]
-    return Image.fromarray(pixels)

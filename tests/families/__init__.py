@@ -9,12 +9,14 @@ images before the text, some write the bos token themselves, some trim the text 
 from tests.families.building import build, checkpoint
 from tests.families.messages import example_image, example_messages, images_of
 from tests.families.parts import HIDDEN, LAYERS
-from tests.families.registry import IMAGE_ONLY, REFUSED, SUPPORTED
+from tests.families.registry import IMAGE_ONLY, REFUSED, SUPPORTED, UNLIKE
 
 FAMILIES: tuple[str, ...] = tuple(SUPPORTED)
+ANSWERING: tuple[str, ...] = (*SUPPORTED, *UNLIKE)
 UNSUPPORTED: tuple[str, ...] = tuple(REFUSED)
 
 __all__ = [
+    "ANSWERING",
     "FAMILIES",
     "HIDDEN",
     "IMAGE_ONLY",

@@ -166,7 +166,9 @@ def _resolve(value: Any, tokenizer: PreTrainedTokenizerFast, key: str = "") -> A
             ids = {f"{n}_token_id": getattr(tokenizer, f"{n}_token_id") for n in ("bos", "eos", "pad")}
             filled |= ids | {"vocab_size": _vocabulary(tokenizer)}
         return filled
-    if key.endswith(("_token_id", "_token_index")) and isinstance(value, str):
+    if isinstance(value, list | tuple):
+        return [_resolve(one, tokenizer, key.removesuffix("s")) for one in value]
+    if key.endswith(("_token_id", "_token_index", "_patch_id")) and isinstance(value, str):
         found = tokenizer.convert_tokens_to_ids(value)
         assert found is not None, f"{value} is not in the tokenizer"
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.families import gemma, layers, llava, native, qwen, tiled
+from tests.families import further, gemma, llava, native, qwen, tiled
 from tests.families.family import Family
 
 SUPPORTED: dict[str, Family] = {
@@ -27,13 +27,28 @@ REFUSED: dict[str, Family] = {"qwen3_5": qwen.QWEN3_5, "mllama": tiled.MLLAMA}
 """Models that an engine with one key-value slot per layer and token must refuse."""
 IMAGE_ONLY = ("paligemma", "paligemma2")
 """Their processors refuse a chat without images."""
+UNLIKE: dict[str, Family] = {
+    "latent": further.LATENT,
+    "video_llama_3": further.VIDEO_LLAMA_3,
+    "hunyuan_vl": further.HUNYUAN_VL,
+    "ernie4_5_vl_moe": further.ERNIE4_5_VL_MOE,
+    "ovis2": further.OVIS2,
+    "granite4_vision": further.GRANITE4_VISION,
+}
+"""Models whose layers, encoder or processor have something of their own; the tests of answers and readouts ask them."""
 FURTHER: dict[str, Family] = {
-    "granite_vision": layers.GRANITE_VISION,
-    "granite_moe": layers.GRANITE_MOE,
-    "olmo2": layers.OLMO2,
-    "exaone4": layers.EXAONE4,
-    "smolvlm": layers.SMOLVLM,
+    "granite_vision": further.GRANITE_VISION,
+    "granite_moe": further.GRANITE_MOE,
+    "olmo2": further.OLMO2,
+    "exaone4": further.EXAONE4,
+    "smolvlm": further.SMOLVLM,
+    "glm4v_moe": further.GLM4V_MOE,
+    "mistral4": further.MISTRAL4,
+    "exaone4_5": further.EXAONE4_5,
+    "paddleocr_vl": further.PADDLEOCR_VL,
+    "llama4": further.LLAMA4,
+    "lfm2_vl": further.LFM2_VL,
     "gemma4_large": gemma.GEMMA4_LARGE,
 }
 """Models that differ from those in one thing; not every test asks them."""
-ALL = SUPPORTED | REFUSED | FURTHER
+ALL = SUPPORTED | REFUSED | UNLIKE | FURTHER

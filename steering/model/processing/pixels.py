@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
@@ -88,3 +89,12 @@ class PixelBounds:
         areas = [picture.width * picture.height for picture in pictures]
         least, most = min(self.least, *areas), max(self.most, *areas)
         return {"shortest_edge": least * self.frames, "longest_edge": most * self.frames}
+
+
+def coordinates(size: tuple[int, int]) -> Image.Image:
+    """Return a picture whose red rises from left to right and whose green from top to bottom."""
+    width, height = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 255, width).round()[None]
+    pixels[..., 1] = np.linspace(0, 255, height).round()[:, None]
+    return Image.fromarray(pixels)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from steering.errors import UnsupportedModel
 _LOADING = threading.Lock()
 EXTRAS = {"num2words": "smolvlm"}
 """Packages that some processors need, and the extra that has each."""
+_LIBRARY = re.compile(r"requires the (\S+) library but it was not found")
+"""How transformers names a missing package."""
 _KEPT = 64
 """The number of sets of keyword arguments whose sorting is cached; requests may set bounds of pixels."""
 
@@ -39,7 +42,7 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
         with nullcontext() if is_torchvision_available() else _image_only():
             processor = AutoProcessor.from_pretrained(path, local_files_only=local_files_only, trust_remote_code=False)
     except ImportError as error:
-        raise UnsupportedModel(_missing_package(path, str(error))) from error
+        raise UnsupportedModel(missing_package(f"The processor of {path}", str(error))) from error
     if isinstance(processor, ProcessorMixin):
         # Too long prompts are refused anyway; the tokenizer need not log that they "result in indexing errors".
         warnings = getattr(getattr(processor, "tokenizer", None), "deprecation_warnings", {})
@@ -50,12 +53,14 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
     raise ValueError(f"{path} holds no multimodal processor, only a {type(processor).__name__}")
 
 
-def _missing_package(path: str | Path, reason: str) -> str:
-    """Return a sentence that names the package that a processor needs, and the extra that has it."""
+def missing_package(what: str, reason: str) -> str:
+    """Return a sentence that names the package that a part of a checkpoint needs, and the extra that has it."""
     for package, extra in EXTRAS.items():
         if package in reason:
-            return f"The processor of {path} needs {package}: pip install 'helmsight[{extra}]'."
-    return f"The processor of {path} needs a package that is not installed: {reason.strip()}"
+            return f"{what} needs {package}: pip install 'helmsight[{extra}]'."
+    if library := _LIBRARY.search(reason):
+        return f"{what} needs {library[1].lower()}, which is not installed."
+    return f"{what} needs a package that is not installed: {reason.strip()}"
 
 
 def _sort_once(processor: ProcessorMixin) -> None:

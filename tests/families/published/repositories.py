@@ -125,6 +125,15 @@ PUBLISHED: Mapping[str, Published] = {
         eos=("<|endoftext|>", "<|user|>"),
         told="half of each head rotates, norms behind the sub-blocks, a list of end tokens",
     ),
+    "zai-org/GLM-4.5V": Published(
+        "glm4v_moe",
+        {
+            "rope_parameters": None, "partial_rotary_factor": 0.5, "rope_theta": 1e4, "attention_bias": True,
+            "rope_scaling": {"mrope_section": [1, 2, 1], "rope_type": "default"}, "norm_topk_prob": True,
+        },
+        eos=("<|endoftext|>", "<|user|>"),
+        told="experts with a shared one behind a first dense layer, half of each head rotates",
+    ),
     "OpenGVLab/InternVL3-38B-hf": Published(
         "internvl",
         {"rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}, "rope_theta": 1e6},
@@ -155,6 +164,48 @@ PUBLISHED: Mapping[str, Published] = {
         },
         told="queries scaled by their position",
     ),
+    "mistralai/Mistral-Small-4-119B-2603": Published(
+        "mistral4",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "type": "yarn", "factor": 128.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "rope_theta": 1e4, "original_max_position_embeddings": 8192,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        told="latent attention, experts, queries scaled by their position",
+    ),
+    "LGAI-EXAONE/EXAONE-4.5-33B": Published(
+        "exaone4_5",
+        {
+            "model_type": "exaone4_5_text", "sliding_window": 4096, "sliding_window_pattern": "LLLG", "rope_theta": 1e6,
+            "rope_scaling": {
+                "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+            },
+        },
+        told="windows of 4,096 in three of four layers, the others without rotary positions, norms behind the sub-blocks",
+    ),
+    "PaddlePaddle/PaddleOCR-VL": Published(
+        "paddleocr_vl",
+        {
+            "rope_parameters": None, "rope_theta": 5e5, "head_dim": 32,
+            "rope_scaling": {"mrope_section": [4, 6, 6], "rope_type": "default", "type": "default"},
+        },
+        flat=True, told="flat config, heads wider than the width divided by their number",
+    ),
+    "tencent/HunyuanOCR": Published(
+        "hunyuan_vl",
+        {
+            "rope_parameters": None, "rope_theta": 1e4,
+            "rope_scaling": {
+                "type": "xdrope", "factor": 1.0, "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "xdrope_section": [2, 2, 2, 2],
+            },
+        },
+        flat=True,
+        told="flat config, `rope_scaling` of type xdrope on four axes; rows of an image end in tokens of it",
+    ),
     "HuggingFaceM4/Idefics3-8B-Llama3": Published("idefics3", told="tiles and the whole picture"),
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": Published(
         "smolvlm", template="chat_template.json", told="its processor needs `num2words`",
@@ -162,6 +213,11 @@ PUBLISHED: Mapping[str, Published] = {
     "meta-llama/Llama-3.2-11B-Vision-Instruct": Published(
         "mllama", told="layers that attend to images crosswise", refused="cross-attention",
     ),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": Published(
+        "llama4", {"attention_chunk_size": 8192, "no_rope_layers": []},
+        told="attention within chunks of 8,192 in three of four layers", refused="chunked_attention",
+    ),
+    "LiquidAI/LFM2-VL-1.6B": Published("lfm2_vl", told="convolutions in most layers", refused="conv"),
     "Qwen/Qwen3.5-9B": Published(
         "qwen3_5", told="linear attention in three of four layers", refused="linear_attention",
     ),

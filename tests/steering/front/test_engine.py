@@ -22,7 +22,7 @@ from tests.steering.plain import Answer
 # --- the same tokens as generate() -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", families.ANSWERING)
 def test_alone_and_in_a_ragged_batch_tokens_and_states_are_those_of_generate(
     family: str, make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:

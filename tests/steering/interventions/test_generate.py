@@ -25,7 +25,14 @@ from steering import (
     Think,
     Vcd,
 )
-from steering.interventions.generate import Mask, chosen_patches, mask_of, masked_features, masked_pixels
+from steering.interventions.generate import (
+    Mask,
+    can_mask_pixels,
+    chosen_patches,
+    mask_of,
+    masked_features,
+    masked_pixels,
+)
 from steering.prompt.layout import ImageSpan, build_prompt
 from steering.protocol.sequence import State
 from tests import families
@@ -102,6 +109,20 @@ class Reference:
             tokens.append(int(rows[-1].argmax()))
             self.changed += tokens[-1] != int(full.argmax())
         return tokens, torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "adjacent"),
+    [
+        *((family, True) for family in ("qwen2_vl", "glm4v", "ernie4_5_vl_moe", "video_llama_3")),
+        *((family, False) for family in ("paddleocr_vl", "hunyuan_vl")),
+    ],
+)
+def test_pixels_are_masked_only_where_the_patches_of_a_token_are_adjacent(
+    family: str, adjacent: bool, load_mllm: LoadMLLM
+) -> None:
+    prompt = build_prompt(load_mllm(family), families.example_messages(family, 2))
+    assert can_mask_pixels(prompt.inputs, prompt.layout.images) == adjacent
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import steering
 from steering import Request, Sampling, UnsupportedModel
-from steering.model.processing.processor import load_processor
+from steering.model.processing.processor import load_processor, missing_package
 from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.chats import image, text
@@ -79,6 +79,14 @@ def test_a_template_is_found_in_every_place_of_a_checkpoint(place: str, root: Pa
     original = steering.load(families.checkpoint("llava", root), device="cpu")
     assert build_prompt(mllm, CHAT).ids.tolist() == build_prompt(original, CHAT).ids.tolist()
     steering.Engine(mllm, slots=2, max_length=200)
+
+
+@pytest.mark.parametrize("library", ["Torchvision", "timm"])
+def test_a_library_that_transformers_misses_is_named_in_one_sentence(library: str) -> None:
+    reason = f"\nAModel requires the {library} library but it was not found in your environment. Check out the\nmanual."
+    assert (
+        missing_package("The model of x", reason) == f"The model of x needs {library.lower()}, which is not installed."
+    )
 
 
 def test_a_processor_that_needs_a_package_names_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import steering
 from steering import Request, Sampling
 from steering.accel import prompt_graphs, prompt_step
 from steering.accel.cuda_graphs import DecodeGraphs
-from steering.model.images import TEXT_INPUTS
+from steering.model.images import is_text_input
 from steering.model.mllm import MLLM
 from steering.prompt.layout import build_prompt
 from tests import families
@@ -88,7 +88,7 @@ def differing(mllm: MLLM, inputs: Mapping[str, torch.Tensor]) -> list[str]:
     handle.remove()
     if hasattr(mllm.model.model, "rope_deltas"):
         mllm.model.model.rope_deltas = None
-    pictures = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
+    pictures = {name: value for name, value in inputs.items() if not is_text_input(name)}
     embedded = mllm.embed(inputs, mllm.image_features(pictures) if pictures else None)
     names = ("inputs_embeds", "position_ids", "deepstack_visual_embeds", "visual_pos_masks")
     ours = {name: value for name, value in embedded.arguments.items() if name in names}

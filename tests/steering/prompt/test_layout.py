@@ -9,7 +9,7 @@ import torch
 
 import steering
 from steering import RequestError
-from steering.prompt.layout import build_prompt
+from steering.prompt.layout import _grid, build_prompt
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
 from tests import families
 from tests.families import IMAGE_ONLY
@@ -189,6 +189,23 @@ def test_a_template_that_changes_texts_is_refused(load_mllm: LoadMLLM, monkeypat
     monkeypatch.setattr(mllm.processor, "chat_template", shouting)
     with pytest.raises(RequestError, match="changes the text"):
         build_prompt(mllm, user(text("Why?")))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "sizes", "grid"),
+    [
+        ((1, 3, 28, 28), None, (2, 2)),
+        ((1, 3, 14, 56), None, (1, 4)),
+        ((1, 3, 56, 56), [[14, 56]], (1, 4)),  # padded to the size of another one
+        ((1, 3, 28, 56), None, None),
+        ((3, 4, 588), None, None),  # patches
+    ],
+)
+def test_the_grid_of_an_image_has_its_proportions(
+    pixels: tuple[int, ...], sizes: list[list[int]] | None, grid: tuple[int, int] | None, load_mllm: LoadMLLM
+) -> None:
+    inputs = {"pixel_values": torch.zeros(pixels)} | ({} if sizes is None else {"image_sizes": torch.tensor(sizes)})
+    assert _grid(load_mllm("llava"), inputs, 0, 1, torch.arange(4)) == grid
 
 
 def test_a_token_that_ends_a_line_belongs_to_that_line() -> None:

@@ -15,7 +15,7 @@ from steering.prompt.tiles import _with_row_ends, tiling_of
 from tests import families
 from tests.steering.conftest import LoadMLLM
 
-TILED = ("internvl", "idefics3", "aya_vision", "llava_next", "llava_onevision")
+TILED = ("internvl", "idefics3", "aya_vision", "llava_next", "llava_onevision", "granite4_vision")
 
 
 def picture(size: tuple[int, int]) -> np.ndarray:
@@ -23,11 +23,13 @@ def picture(size: tuple[int, int]) -> np.ndarray:
 
 
 def features(mllm: MLLM, pixels: np.ndarray) -> torch.Tensor:
-    """Return the embeddings that the decoder receives for the tokens of an image, (tokens, d)."""
+    """Return what the decoder receives for the tokens of an image, (tokens, d), in front of all layers."""
     part = {"type": "image", "image": Image.fromarray(pixels)}
     prompt = build_prompt(mllm, [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}])
     with torch.inference_mode():
-        return mllm.embed(prompt.inputs).embeds[0, prompt.layout.images[0].columns]
+        embedded = mllm.embed(prompt.inputs)
+        later = embedded.extras.get("deepstack_features", {}).values()
+        return torch.cat([embedded.embeds[0, prompt.layout.images[0].columns], *later], -1)
 
 
 @pytest.fixture
@@ -60,7 +62,11 @@ def test_a_change_shows_at_its_place(
     assert tiling is not None
     rows, columns = tiling.grid
     used = sorted([*tiling.order.tolist(), *tiling.overview.tolist()])
-    assert len(set(used)) == len(used) == layout.images[0].tokens - (rows if family.startswith("llava") else 0)
+    assert (
+        len(set(used))
+        == len(used)
+        == layout.images[0].tokens - (rows if family.startswith(("llava", "granite")) else 0)
+    )
     assert (rows > columns) == (size[1] > size[0]) or rows == columns
     before = features(mllm, pixels)
     for row, column in {(0, 0), (rows - 1, 0), (0, columns - 1), (rows // 2, columns - 1), (rows - 1, columns - 1)}:

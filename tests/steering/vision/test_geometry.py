@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steering.model.images import TEXT_INPUTS
+from steering.model.images import is_text_input
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
 
@@ -17,7 +17,7 @@ def test_features_equal_the_plain_models_after_any_other_pictures(
     mllm, plain = load_mllm(family), load_plain(family)
     for seed, count in ((0, 1), (1, 3), (2, 1), (1, 3)):
         inputs = plain.inputs(families.example_messages(family, count, seed=seed))
-        pictures = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
+        pictures = {name: value for name, value in inputs.items() if not is_text_input(name)}
         with torch.no_grad():
             expected = plain.model.model.get_image_features(**pictures, return_dict=True).pooler_output
         with torch.inference_mode():
