@@ -36,7 +36,7 @@ def listed(
     """
 
     def task() -> Task[Any]:
-        return import_module(f"probes.{name}.task").TASK  # type: ignore[no-any-return]
+        return import_module(f"probes.{name}.task").TASK
 
     def options(
         setup: Setup,
