@@ -136,6 +136,13 @@ def test_a_room_imports_only_rooms_below_it(floor: str) -> None:
             assert not other.startswith(f"{package}.") or floor_of(other) in below, f"{name} imports {other}"
 
 
+def test_no_benchmark_imports_another() -> None:
+    benchmarks = {f"probes.{path.parent.name}" for path in (ROOT / "probes").glob("*/command.py")}
+    for name, others in graph().items():
+        room, *rooms = (".".join(module.split(".")[:2]) for module in (name, *others))
+        assert room not in benchmarks or not benchmarks & {*rooms} - {room}, f"{name} imports another benchmark"
+
+
 @pytest.mark.parametrize("package", FLOORS)
 def test_what_lies_below_all_rooms_imports_none(package: str) -> None:
     for name, others in graph().items():

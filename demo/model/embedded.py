@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
 
 from demo.model.forward import IMAGE_MEAN, IMAGE_STD
 from demo.model.tokenizer import CHAT_TEMPLATE, IMAGE_TOKEN, TURN_END, VISION_END, VISION_START
@@ -29,40 +35,47 @@ def make_config(
 
     It has heads of 32, MLP 512 (8/3 hidden), mrope [4, 6, 6], and a vision encoder of depth 3 and width 96.
     """
-    half = hidden // heads // 2
+    text = {
+        "vocab_size": (len(tokenizer) + 15) // 16 * 16,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 8 // 3,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "bos_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    }
+    vision = {
+        "depth": 3,
+        "embed_dim": 96,
+        "num_heads": 3,
+        "mlp_ratio": 4,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "in_channels": 3,
+    }
+    return config_of(tokenizer, text, vision, width=hidden // heads, theta=10000.0)
+
+
+def config_of(
+    tokenizer: PreTrainedTokenizerBase, text: dict[str, Any], vision: dict[str, Any], width: int, theta: float
+) -> Qwen2VLConfig:
+    """Return the config of a Qwen2-VL with these settings, heads of that width, and the tokens of the embedded model."""
+    half = width // 2
     turn = half * 3 // 8
     ids = tokenizer.convert_tokens_to_ids
+    sections = [half - 2 * turn, turn, turn]
     return Qwen2VLConfig(
         text_config={
-            "vocab_size": (len(tokenizer) + 15) // 16 * 16,
-            "hidden_size": hidden,
-            "intermediate_size": hidden * 8 // 3,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": groups,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [half - 2 * turn, turn, turn],
-            },
-            "bos_token_id": ids("<|endoftext|>"),
+            **text,
+            "rope_parameters": {"rope_type": "default", "rope_theta": theta, "mrope_section": sections},
             "eos_token_id": ids(TURN_END),
             "pad_token_id": ids("<|endoftext|>"),
             "tie_word_embeddings": True,
         },
-        vision_config={
-            "depth": 3,
-            "embed_dim": 96,
-            "hidden_size": hidden,
-            "num_heads": 3,
-            "mlp_ratio": 4,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "in_channels": 3,
-        },
+        vision_config=vision | {"hidden_size": text["hidden_size"]},
         image_token_id=ids(IMAGE_TOKEN),
         video_token_id=ids("<|video_pad|>"),
         vision_start_token_id=ids(VISION_START),

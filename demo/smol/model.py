@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from demo import CHECKPOINT
-from demo.model.embedded import preprocessor_config
+from demo.model.embedded import config_of, preprocessor_config
 from demo.model.tokenizer import CHAT_TEMPLATE, IMAGE_TOKEN, TURN_END, VISION_END, VISION_START
 from demo.world.scenes import SIDE
 
@@ -113,37 +113,14 @@ def load_language_model(weights: Path) -> tuple[Any, PreTrainedTokenizerBase]:
 
 def make_config(language: Any, tokenizer: PreTrainedTokenizerBase, vision: dict[str, Any]) -> Qwen2VLConfig:
     """Return the config of a Qwen2-VL with this language model and a vision encoder of the embedded model's form."""
-    half = (getattr(language, "head_dim", None) or language.hidden_size // language.num_attention_heads) // 2
-    turn = half * 3 // 8
-    ids = tokenizer.convert_tokens_to_ids
-    size = max(language.vocab_size, len(tokenizer))
-    return Qwen2VLConfig(
-        text_config={
-            "vocab_size": size,
-            "hidden_size": language.hidden_size,
-            "intermediate_size": language.intermediate_size,
-            "num_hidden_layers": language.num_hidden_layers,
-            "num_attention_heads": language.num_attention_heads,
-            "num_key_value_heads": language.num_key_value_heads,
-            "max_position_embeddings": language.max_position_embeddings,
-            "rms_norm_eps": language.rms_norm_eps,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": language.rope_parameters["rope_theta"],
-                "mrope_section": [half - 2 * turn, turn, turn],
-            },
-            "bos_token_id": language.bos_token_id,
-            "eos_token_id": ids(TURN_END),
-            "pad_token_id": ids("<|endoftext|>"),
-            "tie_word_embeddings": True,
-        },
-        vision_config=vision | {"hidden_size": language.hidden_size},
-        image_token_id=ids(IMAGE_TOKEN),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids(VISION_START),
-        vision_end_token_id=ids(VISION_END),
-        tie_word_embeddings=True,
-    )
+    names = (
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "max_position_embeddings", "rms_norm_eps", "bos_token_id",
+    )  # fmt: skip
+    text = {name: getattr(language, name) for name in names}
+    text["vocab_size"] = max(language.vocab_size, len(tokenizer))
+    width = getattr(language, "head_dim", None) or language.hidden_size // language.num_attention_heads
+    return config_of(tokenizer, text, vision, width, language.rope_parameters["rope_theta"])
 
 
 def build(weights: Path, rank: int, seed: int) -> tuple[Qwen2VLForConditionalGeneration, PreTrainedTokenizerBase]:

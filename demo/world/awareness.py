@@ -84,7 +84,7 @@ class _Asked(NamedTuple):
     answer: str | None
 
 
-def sap_samples(count: int, seed: int, size: Size = SIZE) -> list[SapSample]:
+def sap_samples(count: int, seed: int) -> list[SapSample]:
     """Return `count` questions, the parts in turn, and in each its subtasks in turn."""
     rng = random.Random(f"held-out awareness {seed}")
     turns = {
@@ -98,17 +98,15 @@ def sap_samples(count: int, seed: int, size: Size = SIZE) -> list[SapSample]:
     samples = []
     for number, part in enumerate(islice(cycle(turns), count)):
         subtask, make = next(turns[part])
-        samples.append(_sample(rng, str(number), part, subtask, make, size))  # type: ignore[arg-type]
+        samples.append(_sample(rng, str(number), part, subtask, make))  # type: ignore[arg-type]
     return samples
 
 
-def _sample(
-    rng: random.Random, name: str, part: Part, subtask: str, make: Callable[..., _Asked | None], size: Size
-) -> SapSample:
+def _sample(rng: random.Random, name: str, part: Part, subtask: str, make: Callable[..., _Asked | None]) -> SapSample:
     while True:
         scene = random_scene(rng, rng.choice((2, 3, 3, 4)), held_out=True)
         if (drawn := make(rng, scene)) is not None:
-            image = render(drawn.scene, size, rng)
+            image = render(drawn.scene, SIZE, rng)
             return SapSample(name, part, subtask, image, drawn.question, tuple(drawn.options), drawn.answer)
 
 

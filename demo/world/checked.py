@@ -8,23 +8,23 @@ from itertools import cycle
 
 from demo.world.faithfulness import SIZE, existence_samples, noise_source, noised
 from demo.world.questions import ask, pick_fact, statement
-from demo.world.scenes import Size, random_scene, render
+from demo.world.scenes import random_scene, render
 from demo.world.targets import targets
 from probes.alarm.samples import Checked
 
 KINDS = ("color", "shape", "position", "at", "background", "count", "letter", "number")
 
 
-def checked_samples(count: int, seed: int, noises: Sequence[float], size: Size = SIZE) -> list[Checked]:
+def checked_samples(count: int, seed: int, noises: Sequence[float]) -> list[Checked]:
     """Return `count` questions: facts, existence and several pictures in turn, each with every one of the `noises` in turn.
 
     A noise is the standard deviation of the noise added to every pixel's values of 0 to 255.
     """
-    kinds = [_facts(seed, size, noises), _existence(count, seed, noises), _several(seed, noises)]
+    kinds = [_facts(seed, noises), _existence(count, seed, noises), _several(seed, noises)]
     return [next(kinds[number % len(kinds)]) for number in range(count)]
 
 
-def _facts(seed: int, size: Size, noises: Sequence[float]) -> Iterator[Checked]:
+def _facts(seed: int, noises: Sequence[float]) -> Iterator[Checked]:
     rng, noise_rng, number = random.Random(f"held-out checked {seed}"), noise_source(seed), 0
     while True:
         scene = random_scene(rng, rng.choice((1, 2, 3, 3)), held_out=True)
@@ -33,7 +33,7 @@ def _facts(seed: int, size: Size, noises: Sequence[float]) -> Iterator[Checked]:
             continue
         noise = noises[number % len(noises)]
         number += 1
-        image = noised(render(scene, size, rng), noise, noise_rng)
+        image = noised(render(scene, SIZE, rng), noise, noise_rng)
         right = statement(fact.kind, fact.key, fact.value)
         yield Checked((image,), ask(rng, fact.kind, fact.key), (right,), "facts", f"{fact.kind} {noise:g}")
 

@@ -72,7 +72,7 @@ def _scene(rng: random.Random, habits: Habits) -> Scene:
     return random_scene(rng, rng.choice((2, 3, 3, 4)), held_out=True)
 
 
-def difference_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Difference]:
+def difference_samples(count: int, seed: int, noise: float = 0.0) -> list[Difference]:
     """Return `count` held-out pairs with `NUMBERS` of differences, their types in turn.
 
     `noise` is as above, drawn anew for each picture. Each difference is of a shape that the first picture shows once, so
@@ -82,31 +82,29 @@ def difference_samples(count: int, seed: int, size: Size = SIZE, noise: float = 
     types, samples = cycle(TYPES), []
     for number in islice(cycle(NUMBERS), count):
         first, second, true = _pair(rng, list(islice(types, number)))
-        before, after = (noised(render(scene, size, rng), noise, noise_rng) for scene in (first, second))
+        before, after = (noised(render(scene, SIZE, rng), noise, noise_rng) for scene in (first, second))
         samples.append(Difference(before, after, true))
     return samples
 
 
-def picture_pairs(single: int, several: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[PicturePair]:
+def picture_pairs(single: int, several: int, seed: int, noise: float = 0.0) -> list[PicturePair]:
     """Return `single` held-out pairs with one difference, and `several` pairs with `SEVERAL` in turn.
 
     The difficulties of the first come in turn. The pairs of one set do not depend on the other set.
     """
     alone = [(difficulty, 1) for difficulty in islice(cycle(DENSITIES), single)]
     pairs_several = [(None, number) for number in islice(cycle(SEVERAL), several)]
-    return [*_set("single", alone, seed, size, noise), *_set("several", pairs_several, seed, size, noise)]
+    return [*_set("single", alone, seed, noise), *_set("several", pairs_several, seed, noise)]
 
 
-def _set(
-    name: str, sizes: Sequence[tuple[Difficulty | None, int]], seed: int, size: Size, noise: float
-) -> list[PicturePair]:
+def _set(name: str, sizes: Sequence[tuple[Difficulty | None, int]], seed: int, noise: float) -> list[PicturePair]:
     """Return the pairs of one set, by the difficulty and the number of differences of each."""
     rng, noise_rng = random.Random(f"held-out {name} {seed}"), noise_source(seed)
     types, pairs = cycle(TYPES), []
     for number, (difficulty, differences) in enumerate(sizes):
         shapes = DENSITIES[difficulty] if difficulty else None
         first, second, true = _pair(rng, list(islice(types, differences)), shapes)
-        before, after = (noised(render(scene, size, rng), noise, noise_rng) for scene in (first, second))
+        before, after = (noised(render(scene, SIZE, rng), noise, noise_rng) for scene in (first, second))
         pairs.append(PicturePair(f"{name}-{number}", true, before, after, difficulty=difficulty))
     return pairs
 

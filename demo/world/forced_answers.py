@@ -6,14 +6,14 @@ import random
 
 from demo.world.faithfulness import SIZE, noise_source, noised
 from demo.world.questions import alternative, ask, describe, pick_fact, statement
-from demo.world.scenes import Scene, Size, allowed_colours, random_scene, render
+from demo.world.scenes import Scene, allowed_colours, random_scene, render
 from demo.world.wordings import DESCRIBE
 from probes.faithfulness.samples import ForcedAnswerSample
 
 KINDS = ("color", "shape", "position", "at", "background", "count")
 
 
-def forced_answer_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[ForcedAnswerSample]:
+def forced_answer_samples(count: int, seed: int, noise: float = 0.0) -> list[ForcedAnswerSample]:
     """Return `count` samples, descriptions and facts in turn.
 
     `noise` is the standard deviation of the noise added to every pixel's values of 0 to 255.
@@ -23,7 +23,7 @@ def forced_answer_samples(count: int, seed: int, size: Size = SIZE, noise: float
         scene = random_scene(rng, rng.choice((2, 3, 3, 4)), held_out=True)
         texts = _description(rng, scene) if len(samples) % 2 else _fact(rng, scene)
         if texts is not None:
-            picture = noised(render(scene, size, rng), noise, noise_rng)
+            picture = noised(render(scene, SIZE, rng), noise, noise_rng)
             samples.append(ForcedAnswerSample((picture,), *texts))
     return samples
 

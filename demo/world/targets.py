@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from demo.world.faithfulness import noise_source, noised
+from demo.world.faithfulness import SIZE, noise_source, noised
 from demo.world.questions import ask, fill_options, option_text, pick_fact, statement
-from demo.world.scenes import Fact, Scene, Size, random_scene, render
+from demo.world.scenes import Fact, Scene, random_scene, render
 from demo.world.several import in_picture, related_scenes, which_picture
 from probes.stme.samples import ANCHOR, CAPTION, NEEDLE, TargetSample
 
-SIZE = (168, 168)
 MOST = 4
 """The maximum number of pictures of a sample; samples have two to four, in turn."""
 SHAPES = (1, 2, 2, 3)
@@ -28,15 +27,15 @@ target that holds the answer, where it is a single one.
 """
 
 
-def target_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[TargetSample]:
+def target_samples(count: int, seed: int, noise: float = 0.0) -> list[TargetSample]:
     """Return `count` samples, the tasks in turn.
 
     `noise` is the standard deviation of the noise added to every pixel's values of 0 to 255, drawn anew for each picture.
     """
-    return list(islice(targets(seed, size, noise), count))
+    return list(islice(targets(seed, noise), count))
 
 
-def targets(seed: int, size: Size = SIZE, noise: float = 0.0) -> Iterator[TargetSample]:
+def targets(seed: int, noise: float = 0.0) -> Iterator[TargetSample]:
     """Yield the samples of `target_samples`, one after the other without end."""
     rng, noise_rng = random.Random(f"held-out targets {seed}"), noise_source(seed)
     makers, number = list(MAKERS.items()), 0
@@ -46,7 +45,7 @@ def targets(seed: int, size: Size = SIZE, noise: float = 0.0) -> Iterator[Target
         if made_sample is None:
             continue
         scenes, target, question, response, choices, cell = made_sample
-        images = tuple(noised(render(scene, size, rng), noise, noise_rng) for scene in scenes)
+        images = tuple(noised(render(scene, SIZE, rng), noise, noise_rng) for scene in scenes)
         texts = ("",) * len(images) + (question,)
         spot = None if cell is None else _box(cell)
         yield TargetSample(f"{task}-{number}", task, texts, images, target + 1, response, choices, spot=spot)

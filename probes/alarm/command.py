@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import Defaults, file_option, sample_option
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.alarm.run import AlarmOptions
@@ -68,12 +68,6 @@ def _options(
     return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep, replace, stored)
 
 
-def _run(options: AlarmOptions, session: Session) -> Findings:
-    from probes.alarm.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="alarm",
     help="find the numbers beside an answer that show that it is wrong",
@@ -81,6 +75,6 @@ BENCHMARK = Benchmark(
     "and a logistic combination of them, separates wrong answers from right ones.",
     limit=1200,
     options=_options,
-    run=_run,
+    run=run_of("probes.alarm.run"),
     unit="questions",
 )

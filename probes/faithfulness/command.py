@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import Defaults, Noise, sample_option
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.faithfulness.run import ToldOptions
@@ -30,12 +30,6 @@ def _options(
     return ToldOptions(data, noise, defaults.draw.get("faithfulness"))
 
 
-def _run(options: ToldOptions, session: Session) -> Findings:
-    from probes.faithfulness.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="faithfulness",
     help="the hidden states and attention of a model during faithful and unfaithful answers",
@@ -43,5 +37,5 @@ BENCHMARK = Benchmark(
     "divergence and neurons by layer, and attention by token.",
     limit=200,
     options=_options,
-    run=_run,
+    run=run_of("probes.faithfulness.run"),
 )

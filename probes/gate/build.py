@@ -23,7 +23,7 @@ from probes.gate.file import GateExample
 from probes.harness.bootstrap import area, area_with_interval, wilson
 from probes.pairs.learners import Learner
 from probes.pairs.logistic import fit
-from probes.vector.build import reading, state_of
+from probes.vector.build import check_layers, reading, state_of
 from steering import Engine, SteeringVector
 
 KIND = "condition"
@@ -82,9 +82,7 @@ def build(
     layers: those to choose from, all by default. learner: mean, or probe for a logistic probe of each layer. Raises
     ValueError for layers that the model does not have.
     """
-    count = engine.mllm.num_layers
-    if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
-        raise ValueError(f"'layers' must be layer numbers from 0 to {count - 1}; got {list(layers)}.")
+    check_layers(engine, layers)
     states, split = states_of(engine, examples, quiet), Split.of(examples, seed)
     holds = np.array([example.holds for example in examples])
     inside, outside = (states[[i for i in split.direction if holds[i] == side]] for side in (True, False))

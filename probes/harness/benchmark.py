@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -79,6 +80,11 @@ class Benchmark(Generic[Options]):
     options: Callable[..., Options]
     run: Callable[[Options, Session], Findings]
     unit: str = "samples"
+
+
+def run_of(module: str) -> Callable[[Any, Session], Findings]:
+    """Return the `run` of a module, which takes seconds to import and is imported once it is called."""
+    return lambda options, session: import_module(module).run(options, session)
 
 
 def register(app: typer.Typer, benchmark: Benchmark) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 def listed(
     name: str,
-    task: Callable[[], Task[Any]],
     *,
     help: str,
     description: str,
@@ -29,12 +28,15 @@ def listed(
     automatic: bool = False,
     only_own: bool = False,
 ) -> Benchmark[ListOptions]:
-    """Return the benchmark `name`, whose `task` is imported when it runs.
+    """Return the benchmark `name`, whose TASK in `probes/NAME/task.py` is imported when it runs.
 
     If no file is given, the demo world draws the samples of that name, if it can. `automatic`: its chats mark a text
     context, so that steering can also find its side. `only_own`: its task's own
     conditions are all there are.
     """
+
+    def task() -> Task[Any]:
+        return import_module(f"probes.{name}.task").TASK
 
     def options(
         setup: Setup,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from probes.conflicts.options import Data, Images, Instructions, MC2File, Tasks
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import VECTOR, Defaults
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.mc2.run import MC2Options
@@ -98,12 +98,6 @@ def _options(
     )
 
 
-def _run(options: MC2Options, session: Session) -> Findings:
-    from probes.mc2.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="mc2",
     help="modality preference on conflicts, with and without interventions",
@@ -111,5 +105,5 @@ BENCHMARK = Benchmark(
     "a chain of thought, with four solved examples, and steered.",
     limit=400,
     options=_options,
-    run=_run,
+    run=run_of("probes.mc2.run"),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from probes.answering.versions import in_words
@@ -50,12 +48,6 @@ def report(data: Numbers) -> Report:
         if name in data:
             section(page, data[name])
     return page
-
-
-def render(folder: Path) -> None:
-    """Write the report in a folder again, from its report.json."""
-    data = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    report(data).write(folder, data)
 
 
 def _steering(about: Numbers) -> str | None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import VECTOR, Defaults, Names, Texts, sample_option
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.mmsap.run import SapOptions
@@ -49,12 +49,6 @@ def _options(
     return SapOptions(replace(conditions_wanted, vector=vector), runs, data, images, defaults.draw.get("mm-sap"))
 
 
-def _run(options: SapOptions, session: Session) -> Findings:
-    from probes.mmsap.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="mm-sap",
     help="MM-SAP: refusals of what a model cannot see, and answers to what it knows",
@@ -63,6 +57,6 @@ BENCHMARK = Benchmark(
     "with the contrastive decoders; each is compared with its plain answers to the same questions.",
     limit=300,
     options=_options,
-    run=_run,
+    run=run_of("probes.mmsap.run"),
     unit="questions",
 )

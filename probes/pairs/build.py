@@ -18,7 +18,7 @@ from probes.answering.progress import Tracker
 from probes.pairs.file import KeptStates, PromptPair
 from probes.pairs.learners import Learner, PairStates, learned
 from probes.vector import verdict
-from probes.vector.build import made_of, reading, state_of
+from probes.vector.build import check_layers, made_of, reading, state_of
 from probes.vector.direction import Tally
 from steering import Engine, SteeringVector
 
@@ -49,9 +49,7 @@ def build(
     while it runs; other learners need all states at once, which stay in memory. `seed` is that of their draws. Raises
     ValueError for layers that the model does not have, and for states of another model's shape.
     """
-    count = engine.mllm.num_layers
-    if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
-        raise ValueError(f"'layers' must be layer numbers from 0 to {count - 1}; got {list(layers)}.")
+    check_layers(engine, layers)
     inputs = json.dumps(
         [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), *(pair.digest for pair in pairs)]
     )

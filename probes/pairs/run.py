@@ -18,7 +18,7 @@ from probes.pairs.file import PromptPair, Rule, different, load
 from probes.pairs.learners import Learner, doubtful
 from probes.pairs.report import report
 from probes.reporting.report import Report
-from probes.vector.verdict import disagreement, refuse
+from probes.vector.verdict import disagreement, refuse, refuse_to_replace
 from steering import NAME, SteeringVector
 
 _log = logging.getLogger(__name__)
@@ -61,14 +61,7 @@ class PairsOptions:
             raise ValueError(f"--sides: both are called {self.sides[0]!r}")
         if self.out.is_dir():
             raise ValueError(f"--out {self.out} is a folder; name a file")
-        self.refuse_to_replace()
-
-    def refuse_to_replace(self) -> None:
-        """Raise FileExistsError if there is a vector that must not be overwritten."""
-        if self.out.exists() and not self.replace:
-            raise FileExistsError(
-                f"{self.out} already exists; --replace overwrites it, --name or --out names another file"
-            )
+        refuse_to_replace(self.out, self.replace)
 
     def refuse(self, doubts: Sequence[str]) -> None:
         """Raise ValueError if there are doubts about the vector, unless `force`."""
@@ -80,7 +73,7 @@ class PairsOptions:
         page.write(self.folder, data)
         print(f"report: {self.folder / 'report.html'}")
         self.refuse(doubts)
-        self.refuse_to_replace()  # keeps a file that another program wrote meanwhile
+        refuse_to_replace(self.out, self.replace)  # keeps a file that another program wrote meanwhile
         self.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         vector.save(self.out)
 

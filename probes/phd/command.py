@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from probes.image_qa.benchmark import listed
-
-if TYPE_CHECKING:
-    from probes.image_qa.task import Task
-    from probes.phd.samples import PhdSample
-
-
-def _task() -> Task[PhdSample]:
-    from probes.phd.task import TASK
-
-    return TASK
-
 
 BENCHMARK = listed(
     "phd",
-    _task,
     help="PhD: yes/no questions beside a misleading text",
     description="Ask yes/no questions alone, beside an inaccurate text, and beside an incorrect one. The model answers "
     "plainly, steered, with SAGE and with the contrastive decoders; each is compared with its plain answers to the same "

@@ -24,12 +24,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
     Rows of pictures that go against common sense (ccs) have no texts and are asked plainly. Rows that lack something are
     left out and added to `left_out`. Raises ValueError that names the invalid file and row.
     """
-    return list(
-        chain.from_iterable(
-            chain.from_iterable(rows.parse(file, rows.read(file), partial(_questions, folder=images), left_out))
-            for file in data
-        )
-    )
+    return list(chain.from_iterable(rows.of_files(data, partial(_questions, folder=images), left_out)))
 
 
 def _questions(row: Mapping[str, Any], place: int, folder: Path) -> list[PhdSample]:

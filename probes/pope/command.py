@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from probes.image_qa.benchmark import listed
-
-if TYPE_CHECKING:
-    from probes.image_qa.task import Task
-    from probes.image_qa.yes_no import YesNo
-
-
-def _task() -> Task[YesNo]:
-    from probes.pope.task import TASK
-
-    return TASK
-
 
 BENCHMARK = listed(
     "pope",
-    _task,
     help="POPE: yes/no questions about present and absent objects",
     description="Ask whether objects are in images, for as many present as absent ones. Absent ones are drawn at random, "
     "by frequency (popular), or by how often they occur with present ones (adversarial). The model answers plainly, "

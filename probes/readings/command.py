@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from probes.image_qa.benchmark import listed
-
-if TYPE_CHECKING:
-    from probes.image_qa.task import Task
-    from probes.image_qa.yes_no import YesNo
-
-
-def _task() -> Task[YesNo]:
-    from probes.readings.task import TASK
-
-    return TASK
-
 
 BENCHMARK = listed(
     "readings",
-    _task,
     help="See in every reading of its formula on POPE, judged by the paper's rise and fall",
     description="The SAGE paper's text lost the formula of See, and its Table 11 has POPE's accuracy by alpha: 79.8 without "
     "See, 86.1 at 0.1, 81.4 at 0.2 (LLaVA-1.5-7B). Ask POPE's questions (--data, --images) under See alone in each reading, "

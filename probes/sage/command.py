@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import Defaults, Names, Noise, Texts, sample_option
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.sage.run import SageOptions
@@ -42,12 +42,6 @@ def _options(
     )
 
 
-def _run(options: SageOptions, session: Session) -> Findings:
-    from probes.sage.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="sage",
     help="SAGE stage by stage: existence questions and differences between two images",
@@ -56,6 +50,6 @@ BENCHMARK = Benchmark(
     "same samples.",
     limit=500,
     options=_options,
-    run=_run,
+    run=run_of("probes.sage.run"),
     unit="existence questions",
 )

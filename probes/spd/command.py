@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import Defaults, Names, Noise, Texts, sample_option
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.spd.run import SpdOptions
@@ -74,12 +74,6 @@ def _options(
     )
 
 
-def _run(options: SpdOptions, session: Session) -> Findings:
-    from probes.spd.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="spd-faith",
     help="faithfulness of descriptions of the differences between two images",
@@ -88,6 +82,6 @@ BENCHMARK = Benchmark(
     "and hidden blocks, and by the prompt-level methods that the paper compares SAGE with.",
     limit=120,
     options=_options,
-    run=_run,
+    run=run_of("probes.spd.run"),
     unit="pairs with one difference",
 )

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import Defaults, Names, Noise, Texts, sample_option
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.stme.run import StmeOptions
@@ -57,12 +57,6 @@ def _options(
     )  # fmt: skip
 
 
-def _run(options: StmeOptions, session: Session) -> Findings:
-    from probes.stme.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="stme",
     help="attention accuracy: how often right answers rest on the right one of several images",
@@ -71,5 +65,5 @@ BENCHMARK = Benchmark(
     "its images, for the image itself, without images, and with the focused image hidden.",
     limit=180,
     options=_options,
-    run=_run,
+    run=run_of("probes.stme.run"),
 )

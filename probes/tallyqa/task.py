@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +88,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
 
     Rows that lack something are left out and added to `left_out`. Raises ValueError that names the invalid file and row.
     """
-    return list(
-        chain.from_iterable(
-            rows.parse(file, rows.read(file), partial(_question, folder=images), left_out) for file in data
-        )
-    )
+    return rows.of_files(data, partial(_question, folder=images), left_out)
 
 
 def _question(row: Mapping[str, Any], number: int, folder: Path) -> Counted:

@@ -110,9 +110,7 @@ def grow(
         raise ValueError("A probe needs at least one sample.")
     if list(sizes) != sorted(set(sizes)) or sizes[-1] > len(samples):
         raise ValueError(f"The sizes must rise, up to the {len(samples)} samples there are; got {list(sizes)}.")
-    count = engine.mllm.num_layers
-    if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
-        raise ValueError(f"'layers' must be layer numbers from 0 to {count - 1}; got {list(layers)}.")
+    check_layers(engine, layers)
     recipe = recipe or Recipe()
     queries = drawn(samples, seed)
     key = _key(engine, queries, recipe)
@@ -132,6 +130,13 @@ def grow(
                     tally.save(state, key)
             vectors.append(_vector(engine, tally, samples[:size], name, layers, recipe, seed))
     return vectors
+
+
+def check_layers(engine: Engine, layers: Sequence[int] | None) -> None:
+    """Raise ValueError for layers that the model does not have, and for none."""
+    count = engine.mllm.num_layers
+    if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
+        raise ValueError(f"'layers' must be layer numbers from 0 to {count - 1}; got {list(layers)}.")
 
 
 def drawn(samples: Sequence[ConflictSample], seed: int) -> list[tuple[ConflictSample, bool]]:

@@ -19,7 +19,7 @@ from probes.vector.agreement import agreement
 from probes.vector.build import Recipe, build
 from probes.vector.calibrate import Budget, calibrate
 from probes.vector.projection import project
-from probes.vector.verdict import doubts, followed, refuse, too_few, unfounded, warnings
+from probes.vector.verdict import doubts, followed, refuse, refuse_to_replace, too_few, unfounded, warnings
 from steering import NAME, Engine, SteeringVector, VectorError, VectorStore
 from steering.vectors.candidates import CANDIDATES, aligned, candidate_file, side_by_side, undoing, use
 
@@ -62,13 +62,6 @@ class ProbeOptions:
         if self.out.is_dir():
             raise ValueError(f"--out {self.out} is a folder; name a file")
 
-    def refuse_to_replace(self) -> None:
-        """Raise FileExistsError if there is a vector that must not be overwritten."""
-        if self.out.exists() and not self.replace:
-            raise FileExistsError(
-                f"{self.out} already exists; --replace overwrites it, --name or --out names another file"
-            )
-
 
 def budget_of(parts: Sequence[str]) -> Budget:
     """Return the budget written as NAME=LIMIT; raise ValueError for any other form."""
@@ -90,7 +83,7 @@ def run(options: ProbeOptions) -> None:
 
     Raises ValueError if no reliable direction was found, unless `force`; for too few samples before the model is loaded.
     """
-    options.refuse_to_replace()  # errors are reported before the work begins, here and below
+    refuse_to_replace(options.out, options.replace)  # errors are reported before the work begins, here and below
     options.model.check()
     for folder in (options.out.parent, options.folder):
         check_writable(folder)
@@ -106,7 +99,7 @@ def run(options: ProbeOptions) -> None:
     vector, doubtful = _measured(options, engine, answerer, used, samples[len(used) :])
     if not options.force:
         refuse(options.out, doubtful)
-    options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
+    refuse_to_replace(options.out, options.replace)  # keeps a file that another program wrote meanwhile
     current = _in_use(options, vector)
     backup = _save(options, vector)
     _print_vector(vector, options.out)

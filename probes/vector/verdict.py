@@ -91,6 +91,12 @@ def refuse(out: Path, doubtful: Sequence[str]) -> None:
         )
 
 
+def refuse_to_replace(out: Path, replace: bool) -> None:
+    """Raise FileExistsError if there is a vector that must not be overwritten."""
+    if out.exists() and not replace:
+        raise FileExistsError(f"{out} already exists; --replace overwrites it, --name or --out names another file")
+
+
 def disagreement(vector: SteeringVector) -> list[str]:
     """Return a sentence if the pairs' differences do not agree at the vector's layer."""
     agreement = float(vector.info["agreement"][vector.layers[0]])

@@ -130,16 +130,6 @@ def test_a_wrong_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) ->
     assert "'slots' (command line)" in capsys.readouterr().err
 
 
-def test_vectors_are_listed_and_shown(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["vectors", "list", "--vectors", str(vectors), "--model", str(vectors)]) == 0
-    listing = capsys.readouterr().out
-    assert "modality-preference" in listing
-    assert "Not a steering vector file" in listing
-    assert main(["vectors", "show", "modality-preference", "--vectors", str(vectors)]) == 0
-    assert '"layers": [' in capsys.readouterr().out
-    assert main(["vectors", "show", "nobody", "--vectors", str(vectors)]) == 1
-
-
 @pytest.mark.parametrize(
     ("words", "more"), [(["serve", "--help"], set()), (["--help"], {"pydantic", "probes.command"})]
 )

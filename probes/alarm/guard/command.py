@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.benchmark import Benchmark, run_of
 from probes.harness.options import VECTOR, Defaults, sample_option
-from probes.harness.session import Session, Setup
+from probes.harness.session import Setup
 
 if TYPE_CHECKING:
     from probes.alarm.guard.run import GuardOptions
@@ -50,12 +50,6 @@ def _options(
     )
 
 
-def _run(options: GuardOptions, session: Session) -> Findings:
-    from probes.alarm.guard.run import run
-
-    return run(options, session)
-
-
 BENCHMARK = Benchmark(
     name="guard",
     help="wrong answers that a guard catches and mends, right ones that it breaks, and its cost",
@@ -64,7 +58,7 @@ BENCHMARK = Benchmark(
     "readouts, the other one is kept if it meets none.",
     limit=400,
     options=_options,
-    run=_run,
+    run=run_of("probes.alarm.guard.run"),
     unit="questions",
 )
 """The benchmark."""

@@ -16,12 +16,7 @@ from demo.smol.things import PIXELS, SHEET, THINGS, mask, render_things, thing_s
 from demo.world.scenes import BACKGROUNDS, COLOURS, POSITIONS, Scene, Thing
 from probes.answering.base import Question, Reply
 from probes.image_qa.yes_no import YesNo
-from tests.probes.conftest import Scripted
-
-
-def words_of(question: Question) -> str:
-    content = question.chat[-1]["content"]
-    return content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")
+from tests.probes.conftest import Scripted, text_of
 
 
 def test_the_stored_report_is_that_of_its_numbers() -> None:
@@ -75,7 +70,7 @@ def test_habits_are_read_of_things_whose_colour_the_model_names_and_that_it_expe
     """The answerer knows carrots and frogs, and says yes to usual colours and to swans by 1.5, unless See is on."""
 
     def answer(question: Question) -> Reply:
-        words = words_of(question)
+        words = text_of(question)
         if words.startswith("What color is"):
             kind = words.split()[4]
             return Reply(f"A {kind} is {THINGS[kind] if kind in ('carrot', 'frog') else 'pink'}, I think.")
@@ -102,7 +97,7 @@ def test_the_noise_is_the_one_with_the_criterions_auroc() -> None:
         return [YesNo(image, f"{noise} {i}", i < 4, "all") for i in range(8)]
 
     def answer(question: Question) -> Reply:
-        noise, number = words_of(question).split()
+        noise, number = text_of(question).split()
         return Reply("Yes.", odds=1.0 if int(number) < right[float(noise)] else 0.0)
 
     found = sight.chosen_noise(Scripted(answer), make, 16, 1, quiet=True)

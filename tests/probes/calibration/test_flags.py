@@ -153,7 +153,7 @@ def test_answers_that_are_all_right_are_refused() -> None:
         ask(cast("Engine", Scripted(["red", "red"], [])), make_samples(2))
 
 
-def test_a_calibration_keeps_what_was_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_keeps_what_was_known_before() -> None:
     known = Calibration("f", samples=7)
     engine = Scripted(["red", "blue"] * 20, [])
     engine.mllm = SimpleNamespace(calibration=known, fingerprint="f")  # type: ignore[attr-defined]

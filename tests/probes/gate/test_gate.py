@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ import steering
 from probes.gate.build import Split, choose, states_of, threshold, worth
 from probes.gate.file import different, load
 from server.app import create_app
-from server.cli import main
 from server.settings import Settings
 from steering.auto.gate import measured
 from tests.first_hour.pages import ROOT, blocks
+from tests.probes.pairs.writing import Run, building, write
 from tests.server.conftest import ask
 from tests.server.fakes import checkpoint
 
-Run = Callable[..., tuple[int, str, str]]
 SHAPES = ("square", "circle", "star", "triangle", "heart", "diamond")
 WHEN = ("What colour is the {}?", "Tell me the colour of the {}.", "Which colour does the {} have?", "Is the {} red?")
 NOT = ("How many {}s are there?", "Where is the {}?", "Count the {}s.", "Is there a {}?")
@@ -50,19 +48,12 @@ def run(
     model: steering.MLLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """Run the command on these examples, in a home of its own, on a model that is loaded once."""
-    monkeypatch.setattr(steering, "load", lambda *_, **__: model)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("HELMSIGHT_VECTORS", raising=False)
+    run = building("--gate", model, tmp_path, capsys, monkeypatch)
 
-    def run(rows: list[dict[str, Any]], *words: str) -> tuple[int, str, str]:
-        path = tmp_path / "colours.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        where = ("--report", str(tmp_path / "report"), "--device", "cpu", "--quiet")
-        status = main(["vectors", "build", "--gate", str(path), *where, *words])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+    def of_rows(rows: list[dict[str, Any]], *words: str) -> tuple[int, str, str]:
+        return run(write(tmp_path, rows).rename(tmp_path / "colours.jsonl"), *words)
 
-    return run
+    return of_rows
 
 
 def test_layer_measure_and_threshold_by_hand() -> None:

@@ -127,7 +127,7 @@ def test_vectors_among_options_are_looked_up_in_process(tmp_path: Path, caplog: 
     assert asked["project_out"] == (ProjectOut(),)
 
 
-def test_a_vector_of_the_same_name_is_another_question(tmp_path: Path) -> None:
+def test_a_vector_of_the_same_name_is_another_question() -> None:
     weights = torch.ones(2)
 
     def asked(direction: float) -> str:

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from probes.answering.base import Question
+from probes.command import LISTS, READINGS
+from probes.harness.benchmark import Benchmark
 from probes.harness.comparison import BASELINE
 from server import cli
 from steering import Icd
@@ -20,6 +22,12 @@ from tests.probes.conftest import text_of
 def words(loaded_once: None, model: str, tmp_path: Path) -> list[str]:
     """Return the words of a small run with its files in the test's folder; the benchmark's name comes second."""
     return ["eval", "--model", model, "--device", "cpu", "--quiet", "--limit", "4", "--out", str(tmp_path / "out")]
+
+
+@pytest.mark.parametrize("entry", [*LISTS, READINGS], ids=lambda entry: entry.name)
+def test_each_list_is_asked_by_its_own_task(entry: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.image_qa.run.run", lambda options, task, session: task.title)
+    assert entry.name in str(entry.run(None, None)).casefold()
 
 
 @pytest.mark.usefixtures("undrawn")

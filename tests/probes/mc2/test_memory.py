@@ -29,7 +29,7 @@ def test_a_peak_is_measured_since_its_reset() -> None:
     assert after - later == pytest.approx(200, abs=20)
 
 
-def test_there_is_no_peak_if_the_system_does_not_report_it(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_there_is_no_peak_if_the_system_does_not_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_CLEAR", memory.Path("/nowhere"))
     memory.forget_peak(CPU)
     assert memory.peak(CPU) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,9 +16,8 @@ from probes.pairs import logistic
 from probes.pairs.build import build
 from probes.pairs.file import load
 from probes.pairs.learners import FORMULAS, LEARNERS, HeldOut, Learner, PairStates, doubtful, learn, learned
-from server.cli import main
 from tests import families
-from tests.probes.pairs.writing import user, write
+from tests.probes.pairs.writing import Run, building, user, write
 from tests.steering.plain import Plain
 
 FAMILY = "qwen2_vl"
@@ -169,25 +167,13 @@ def test_a_direction_that_tells_nothing_apart_is_doubted(tiny: steering.Engine, 
 @pytest.fixture
 def run(
     tiny: steering.Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
+) -> Run:
     """Run `vectors build --pairs` on a model that is loaded already, in a home of its own."""
-    monkeypatch.setattr(steering, "load", lambda *_, **__: tiny.mllm)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("HELMSIGHT_VECTORS", raising=False)
-
-    def run(rows: list[dict[str, Any]], *words: str) -> tuple[int, str, str]:
-        path = write(tmp_path, rows)
-        where = ("--name", "manners", "--report", str(tmp_path / "report"), "--device", "cpu", "--quiet")
-        status = main(["vectors", "build", "--pairs", str(path), *where, *words])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+    run = building("--pairs", tiny.mllm, tmp_path, capsys, monkeypatch)
+    return lambda rows, *words: run(write(tmp_path, rows), "--name", "manners", *words)
 
 
-def test_the_command_builds_and_reports_with_each_learner(
-    run: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_the_command_builds_and_reports_with_each_learner(run: Run, tmp_path: Path) -> None:
     assert set(LEARNERS) == set(get_args(WireLearner))
     path = tmp_path / ".helmsight" / "vectors" / "manners.safetensors"
     for learner in LEARNERS:
@@ -212,9 +198,7 @@ def test_the_command_builds_and_reports_with_each_learner(
         (1, ("--learner", "pca"), "too few different pairs"),
     ],
 )
-def test_what_a_learner_cannot_use_is_refused(
-    run: Callable[..., tuple[int, str, str]], rows: int, words: tuple[str, ...], why: str
-) -> None:
+def test_what_a_learner_cannot_use_is_refused(run: Run, rows: int, words: tuple[str, ...], why: str) -> None:
     status, _, problem = run(chats(rows), *words)
     assert status != 0
     assert why in problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from demo.world.conflicts import conflict_samples
 from probes.conflicts.samples import ConflictSample, Setting, messages
 from probes.vector.build import build, drawn
 from server.cli import main
+from tests.probes.pairs.writing import Run, building
 from tests.server.fakes import checkpoint
 
-Run = Callable[..., tuple[int, str, str]]
 BUILT = 16
 
 
@@ -65,17 +64,8 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
     """Run `helmsight vectors build` in a home of its own, on a model that is loaded once: (status, output, errors)."""
-    monkeypatch.setattr(steering, "load", lambda *_, **__: model)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("HELMSIGHT_VECTORS", raising=False)
-
-    def run(*words: str, pairs: Path = pairs) -> tuple[int, str, str]:
-        where = ("--report", str(tmp_path / "report"), "--device", "cpu", "--quiet")
-        status = main(["vectors", "build", "--pairs", str(pairs), *where, *words])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+    run = building("--pairs", model, tmp_path, capsys, monkeypatch)
+    return lambda *words, pairs=pairs: run(pairs, *words)
 
 
 def letters(engine: steering.Engine, samples: list[ConflictSample], steer: steering.Steer) -> list[str]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 
 import steering
 from server.app import create_app
 from server.settings import Settings
 from tests.server.fakes import FakeEngine
-from tests.server.journal.rows import Serve, journal_of
+from tests.server.journal.rows import Sdk, Serve, journal_of
 
 
 @pytest.fixture
@@ -30,3 +33,16 @@ def serve(engine: steering.Engine, vectors: Path, tmp_path: Path) -> Iterator[Se
     yield begin
     for client in made:
         journal_of(client).close()
+
+
+@pytest.fixture
+def sdk(live: Callable[[Flask], str]) -> Iterator[Sdk]:
+    """OpenAI's clients of applications, each of which listens on one address."""
+    with ExitStack() as stack:
+        urls: dict[FlaskClient, str] = {}
+
+        def begin(client: FlaskClient, key: str = "none") -> openai.OpenAI:
+            url = urls.setdefault(client, live(client.application))
+            return stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
+
+        yield begin

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import openai
 from flask.testing import FlaskClient
 
 from server.journal.database import Database
 from tests.server.journal.journals import settled
 
+Sdk = Callable[..., openai.OpenAI]
 Serve = Callable[..., FlaskClient]
 
 

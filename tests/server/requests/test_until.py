@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +98,7 @@ def test_it_is_refused_with_a_contrast_and_without_a_context(client: FlaskClient
     assert refused(client.post(CHAT, json=BASE | until | {"messages": bare}), 400)["param"].startswith("steering")
 
 
-def test_the_limit_on_strengths_holds_for_the_greatest_of_the_range(engine: steering.Engine, tmp_path: Path) -> None:
+def test_the_limit_on_strengths_holds_for_the_greatest_of_the_range(engine: steering.Engine) -> None:
     client = create_app(Settings(journal="off", max_strength=0.4), engine=engine).test_client()
     until = {"steering": {"toward": "vision", "strength": 0.1, "until": {"attention_ratio": 0.5}}}
     assert refused(client.post(CHAT, json=BASE | until), 400)["code"] == "steering_strength_exceeded"

@@ -33,6 +33,13 @@ def send(page: Any) -> str:
     return str(page.locator("#answer-live").text_content())
 
 
+def bodies_of(page: Any) -> list[Any]:
+    """Return the bodies of the chats that the page asks for from now on, as they come."""
+    bodies: list[Any] = []
+    page.on("request", lambda request: request.url.endswith("/completions") and bodies.append(request.post_data_json))
+    return bodies
+
+
 def asked(demo: Flask, page: Any) -> Any:
     """Return the first choice of the answer to the request that the page shows as curl, with the samples' pictures."""
     text = page.locator("#code-text").text_content()

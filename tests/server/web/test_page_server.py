@@ -1,4 +1,4 @@
-"""The playground of a server that is slow, loading, broken, or asks for a key."""
+"""The playground of a server that is slow, broken, or asks for a key."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from flask import Flask
 
 import steering
 from server.app import create_app
-from server.engine.local import adapted
-from server.engine.runtime import Runtime, Serving
 from server.settings import PresetTable, Settings
 from tests.server.access.conftest import KeyFile
 from tests.server.fakes import FakeEngine
@@ -34,28 +32,6 @@ def test_stop_ends_the_answer(visit: Callable[..., Visit], live: Callable[[Flask
     page.get_by_text("Stopped.").wait_for()
     assert fake.completions[0].cancelled.wait(5)
     assert page.get_by_role("button", name="Send").is_enabled()
-
-
-def test_it_waits_for_the_model(
-    visit: Callable[..., Visit], live: Callable[[Flask], str], engine: steering.Engine
-) -> None:
-    settings = Settings(vectors=(), journal="off")  # type: ignore[arg-type]
-    loaded = threading.Event()
-
-    def load(settings: Settings) -> Serving:
-        loaded.wait(30)
-        return Serving.of(adapted(engine), settings)
-
-    runtime = Runtime(settings, loader=load)
-    runtime.start()
-    opened = visit()
-    opened.expected = ("503",)
-    opened.page.goto(live(create_app(settings, runtime=runtime)))
-    opened.page.get_by_text("The model is still loading.").wait_for()
-    assert opened.page.locator("#send").is_disabled()
-    loaded.set()
-    pick(opened.page, GREEN)
-    assert opened.page.locator("#send").is_enabled()
 
 
 def test_a_stream_that_breaks_is_told(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:

@@ -369,9 +369,7 @@ def test_a_compiled_grammar_is_cached(engine: Engine, monkeypatch: pytest.Monkey
     assert only(engine, grammar, max_tokens=9).text == first
 
 
-def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(engine: Engine) -> None:
     """The matcher is brought into the state in which a bound of the library leaves it; the server is not at fault."""
     before = engine.stats()
     spoilt = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))

@@ -42,8 +42,13 @@ def states_changed(plain: Plain, change: Change) -> Iterator[None]:
 
 
 @contextmanager
-def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
-    """Within, scores before the mask and the softmax are changed, in eager attention, in one answer."""
+def scores_changed(
+    plain: Plain, change: Change, weigh: Callable[[int, torch.Tensor], torch.Tensor] = lambda layer, weights: weights
+) -> Iterator[None]:
+    """Within, scores before the mask and the softmax are changed, in eager attention, in one answer.
+
+    weigh: what the weights (heads, n, columns) behind the softmax are to be.
+    """
     positions = [0] * len(plain.layers)
 
     def attend(
@@ -60,7 +65,7 @@ def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
         scores = change(module.layer_idx, scores[0], start)[None]
         if mask is not None:
             scores = scores + mask[:, :, :, : key.shape[2]]
-        weights = scores.softmax(-1)
+        weights = weigh(module.layer_idx, scores.softmax(-1)[0])[None]
         return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
 
     AttentionInterface.register("changed", attend)

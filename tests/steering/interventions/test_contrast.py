@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 from steering import (
+    Choice,
     ContextOverflow,
     Contrast,
     Engine,
@@ -34,43 +34,32 @@ from steering.protocol.intervention_spec import Rule
 from steering.runner.contrastive import Rules, contrasted
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
-from tests.steering.interventions.published.twins import combined_along, cut
-from tests.steering.interventions.references import assert_chosen_by
+from tests.steering.interventions.published.twins import Combine, combined_along, cut
+from tests.steering.interventions.references import assert_chosen_by, scores_changed
 from tests.steering.interventions.settings import check_refused
-from tests.steering.plain import Plain, uncached
+from tests.steering.plain import Plain
 
 STEPS = 5
 FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "idefics3")
 
 
-def references(
-    plain: Plain, full: dict[str, Any], twin: dict[str, Any], alpha: float, beta: float, steps: int = STEPS
-) -> Any:
-    """Greedy tokens, their contrasted log-probabilities (steps, vocabulary), and how many tokens the contrast changed."""
-    tokens: list[int] = []
-    rows, changed = [], 0
-    for _ in range(steps):
-        ours, theirs = (uncached(plain.model, inputs, tokens).logits[0, -1].float() for inputs in (full, twin))
-        probabilities = ours.softmax(-1)
-        combined = (1 + alpha) * ours - alpha * theirs
-        combined[probabilities < beta * probabilities.max()] = -math.inf
-        rows.append(combined.log_softmax(-1))
-        tokens.append(int(combined.argmax()))
-        changed += tokens[-1] != int(ours.argmax())
-    return tokens, torch.stack(rows), changed
+def contrasting(alpha: float, beta: float) -> Combine:
+    """Return the contrast with a twin's logits."""
+    return lambda step, full, twin: cut((1 + alpha) * full - alpha * twin, full, beta)
 
 
-def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any, tolerance: float = 1e-4) -> None:
-    """Compare an answer with the reference's."""
-    tokens, logprobs, changed = expected
+def answer(engine: Engine, chat: Any, contrast: Contrast) -> Choice:
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
-    choice = engine.generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
-    assert list(choice.token_ids) == tokens
-    assert choice.applied["contrast"]["changed"] == changed
-    for got, row in zip(choice.logprobs, logprobs, strict=True):
-        assert len(got.top) == min(5, int(row.isfinite().sum()))  # what is impossible is no alternative
-        for token in (got, *got.top):
-            assert token.logprob == pytest.approx(float(row[token.token_id]), abs=tolerance)
+    return engine.generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
+
+
+def check(choice: Choice, expected: tuple[torch.Tensor, int], tolerance: float = 1e-4) -> None:
+    """Compare an answer with the log-probabilities along it, and with the number of tokens that the contrast changed."""
+    logprobs, changed = expected
+    assert_chosen_by(choice, logprobs, tolerance)
+    assert (choice.applied or {})["contrast"]["changed"] == changed
+    possible = [min(5, int(row.isfinite().sum())) for row in logprobs]
+    assert [len(step.top) for step in choice.logprobs or ()] == possible  # what is impossible is no alternative
 
 
 @pytest.mark.parametrize(
@@ -85,7 +74,8 @@ def test_vcd_equals_two_plain_runs(
     twin = contrast.twin_prompt(load_mllm(family), chat, build_prompt(load_mllm(family), chat)).inputs
     assert not torch.equal(twin["pixel_values"], full["pixel_values"])
     noisy = full | {"pixel_values": twin["pixel_values"]}
-    check(make_engine(family), chat, contrast, references(plain, full, noisy, 2.0, 0.6))
+    choice = answer(make_engine(family), chat, contrast)
+    check(choice, combined_along(plain, full, noisy, choice.token_ids, contrasting(2.0, 0.6)))
 
 
 def test_noise_is_that_of_forward_diffusion() -> None:
@@ -121,16 +111,18 @@ def test_icd_equals_two_plain_runs(
         text = "You see nothing at all.\nWhat is this?"
         disturbed = families.example_messages(family, images, text=text, system="You are a helpful assistant.")
     plain = load_plain(family)
-    expected = references(plain, plain.inputs(chat), plain.inputs(disturbed), 1.5, 0.3)
-    check(make_engine(family), chat, contrast, expected, tolerance=2e-4)  # roundings of the tower, four times as large
+    choice, inputs = answer(make_engine(family), chat, contrast), (plain.inputs(chat), plain.inputs(disturbed))
+    expected = combined_along(plain, *inputs, choice.token_ids, contrasting(1.5, 0.3))
+    check(choice, expected, tolerance=2e-4)  # roundings of the tower, four times as large
 
 
 @pytest.mark.parametrize("name", list(INSTRUCTIONS))
 def test_icds_published_instructions_are_known_by_name(name: str, load_plain: LoadPlain, make_engine: Any) -> None:
     plain, chat = load_plain("qwen2_vl"), families.example_messages("qwen2_vl", 1)
     disturbed = families.example_messages("qwen2_vl", 1, system=INSTRUCTIONS[name])
-    expected = references(plain, plain.inputs(chat), plain.inputs(disturbed), 0.5, 0.1)
-    check(make_engine("qwen2_vl"), chat, Icd(alpha=0.5, instruction=name), expected)
+    choice = answer(make_engine("qwen2_vl"), chat, Icd(alpha=0.5, instruction=name))
+    inputs = plain.inputs(chat), plain.inputs(disturbed)
+    check(choice, combined_along(plain, *inputs, choice.token_ids, contrasting(0.5, 0.1)))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.7])
@@ -143,13 +135,9 @@ def test_icd_in_the_papers_form_subtracts_from_the_plain_logits(
     def combine(step: int, full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
         return cut(full - alpha * twin, full, 0.2)
 
-    contrast = Icd(alpha=alpha, beta=0.2, form="paper")
-    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
-    choice = make_engine("qwen2_vl").generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
+    choice = answer(make_engine("qwen2_vl"), chat, Icd(alpha=alpha, beta=0.2, form="paper"))
     inputs = plain.inputs(chat), plain.inputs(disturbed)
-    expected, changed = combined_along(plain, *inputs, choice.token_ids, combine)
-    assert_chosen_by(choice, expected)
-    assert choice.applied["contrast"]["changed"] == changed
+    check(choice, combined_along(plain, *inputs, choice.token_ids, combine))
 
 
 def test_icd_replaces_a_system_prompt_but_keeps_its_text_contexts(load_mllm: LoadMLLM) -> None:
@@ -165,43 +153,29 @@ def test_icd_replaces_a_system_prompt_but_keeps_its_text_contexts(load_mllm: Loa
         assert "Be quick." not in text
 
 
-class Amplified:
-    """Eager attention in which the scores of image tokens are amplified as PAI does, from a row on."""
+@contextmanager
+def amplified(plain: Plain, pai: Pai, image: torch.Tensor) -> Iterator[None]:
+    """Within, prompts with images have the scores of image tokens amplified as PAI does, from a row on."""
+    on = False
+    last = math.inf if pai.last_layer is None else pai.last_layer
+    first = len(image) - (pai.first_token == "amplified" or not pai.alpha)
 
-    def __init__(self, plain: Plain, pai: Pai, image: torch.Tensor):
-        self.plain, self.pai, self.image, self.on = plain, pai, image, False
+    def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal on
+        on = bool((kwargs["input_ids"] == module.config.image_token_id).any())
 
-    def attend(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, None]:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = query @ key.transpose(-1, -2) * (kwargs.get("scaling") or query.shape[-1] ** -0.5)
-        last = math.inf if self.pai.last_layer is None else self.pai.last_layer
-        if self.on and self.pai.first_layer <= module.layer_idx <= last:
-            first = len(self.image) - (self.pai.first_token == "amplified" or not self.pai.alpha)
-            for row in range(first, scores.shape[2]):  # each was the last row once
-                for column in self.image.nonzero()[:, 0].tolist():
-                    score = scores[0, :, row, column]
-                    scores[0, :, row, column] = score + self.pai.amplify * score.abs()
-        if mask is not None:
-            scores = scores + mask
-        return (scores.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+    def change(layer: int, scores: torch.Tensor, start: int) -> torch.Tensor:
+        if on and pai.first_layer <= layer <= last:
+            for row in range(first, scores.shape[1]):  # each was the last row once
+                for column in image.nonzero()[:, 0].tolist():
+                    score = scores[:, row, column]
+                    scores[:, row, column] = score + pai.amplify * score.abs()
+        return scores
 
-    @contextmanager
-    def installed(self) -> Iterator[Any]:
-        """Install and yield a model for `references` that amplifies only prompts with images."""
-        AttentionInterface.register("pai", self.attend)
-        AttentionMaskInterface.register("pai", eager_mask)
-        self.plain.model.set_attn_implementation({"text_config": "pai"})
-
-        def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-            self.on = bool((kwargs["input_ids"] == module.config.image_token_id).any())
-
-        handle = self.plain.model.register_forward_pre_hook(before, with_kwargs=True)
+    handle = plain.model.register_forward_pre_hook(before, with_kwargs=True)
+    with scores_changed(plain, change):
         yield
-        handle.remove()
-        self.plain.model.set_attn_implementation({"text_config": "eager"})
+    handle.remove()
 
 
 @pytest.mark.parametrize("first_token", ["released", "amplified"])
@@ -215,13 +189,16 @@ def test_pai_equals_two_plain_runs(
     contrast = Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=1, first_token=first_token)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full, text = plain.inputs(chat), plain.inputs(families.example_messages(family, 0))
-    with Amplified(plain, contrast, full["input_ids"][0] == load_mllm(family).image_token_id).installed():
-        expected = references(plain, full, text, 0.5, 0.2)
-    without = references(plain, full, text, 0.5, 0.2, steps=1)
-    is_amplified = not torch.allclose(expected[1][:1].exp(), without[1].exp(), atol=1e-3)
+    choices = [answer(make_engine(family, prefill_budget=budget), chat, contrast) for budget in (1024, 7)]
+    tokens, combine = choices[0].token_ids, contrasting(0.5, 0.2)
+    with amplified(plain, contrast, full["input_ids"][0] == load_mllm(family).image_token_id):
+        expected = combined_along(plain, full, text, tokens, combine)
+    without, _ = combined_along(plain, full, text, tokens[:1], combine)
+    is_amplified = not torch.allclose(expected[0][:1].exp(), without.exp(), atol=1e-3)
     assert is_amplified == (first_token == "amplified")
-    for budget in (1024, 7):
-        check(make_engine(family, prefill_budget=budget), chat, contrast, expected)
+    for choice in choices:
+        assert choice.token_ids == tokens
+        check(choice, expected)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +215,10 @@ def test_pais_layers_and_its_amplification_without_a_contrast_are_exact(
     """Without a contrast the prompt is amplified, and no token is cut off."""
     chat, plain = families.example_messages("qwen2_vl", 1), load_plain("qwen2_vl")
     full, text = plain.inputs(chat), plain.inputs(families.example_messages("qwen2_vl", 0))
-    with Amplified(plain, contrast, full["input_ids"][0] == load_mllm("qwen2_vl").image_token_id).installed():
-        expected = references(plain, full, text, contrast.alpha, contrast.beta if contrast.alpha else 0.0)
-    check(make_engine("qwen2_vl"), chat, contrast, expected)
+    choice = answer(make_engine("qwen2_vl"), chat, contrast)
+    combine = contrasting(contrast.alpha, contrast.beta if contrast.alpha else 0.0)
+    with amplified(plain, contrast, full["input_ids"][0] == load_mllm("qwen2_vl").image_token_id):
+        check(choice, combined_along(plain, full, text, choice.token_ids, combine))
 
 
 def test_alpha_zero_is_plain_and_beta_alone_only_cuts(make_engine: Any) -> None:
@@ -271,19 +249,7 @@ def test_several_answers_baseline_and_the_other_stages(make_engine: Any) -> None
     assert first.baseline.token_ids == plain.token_ids
     assert first.token_ids != second.token_ids
     assert set(first.applied) == {"sage", "contrast"}
-    (alone,) = (
-        make_engine("qwen2_vl")
-        .generate(
-            [
-                Request(
-                    chat,
-                    sampling,
-                    interventions=[sage, Vcd(alpha=1.0)],
-                )
-            ]
-        )[0]
-        .choices
-    )
+    (alone,) = make_engine("qwen2_vl").generate([replace(request, n=1, baseline=False)])[0].choices
     assert alone.token_ids == first.token_ids
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 import steering
 from steering import Diagnose, Engine, Request, RequestError, Sampling, load
@@ -23,6 +21,7 @@ from steering.prompt.spans import FIRST_IMAGE, QUESTION, SYSTEM
 from steering.protocol.slots import PrefillChunk
 from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain, a_pool, a_sequence
+from tests.steering.interventions.references import scores_changed
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain
 
@@ -68,38 +67,16 @@ class Reference:
 
     def answer(self, inputs: dict[str, torch.Tensor], steps: int = STEPS) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens and logits (steps, vocabulary)."""
-        with self._attention(), self._updates():
+        with scores_changed(self.plain, lambda layer, scores, start: scores, self._enhance), self._updates():
             out = self.plain.model.generate(
                 **inputs, max_new_tokens=steps, min_new_tokens=steps, do_sample=False,
                 output_logits=True, return_dict_in_generate=True,
             )  # fmt: skip
         return out.sequences[0, inputs["input_ids"].shape[1] :].tolist(), torch.cat(out.logits).float()
 
-    @contextmanager
-    def _attention(self) -> Iterator[None]:
-        AttentionInterface.register("reference", self._attend)
-        AttentionMaskInterface.register("reference", eager_mask)
-        self.plain.model.set_attn_implementation({"text_config": "reference"})
-        yield
-        self.plain.model.set_attn_implementation({"text_config": "eager"})
-
-    def _attend(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, None]:
-        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = query @ key.transpose(-1, -2) * scaling
-        if kwargs.get("softcap") is not None:
-            scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
-        if mask is not None:
-            scores = scores + mask[:, :, :, : key.shape[2]]
-        weights = scores.softmax(-1)[0]  # (heads, n, columns)
-        if self.see is not None:
-            weights = self._enhance(module.layer_idx, weights)
-        return (weights @ value[0]).transpose(0, 1)[None].contiguous(), None
-
     def _enhance(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        if self.see is None:
+            return weights
         heads, rows, columns = weights.shape
         if rows == 1 and layer == 0:
             self.alphas.append({})

@@ -62,9 +62,7 @@ def test_a_vector_of_another_model_hides_none_of_the_stores_own(tmp_path: Path) 
         store.all("b")
 
 
-def test_the_store_reads_a_file_again_when_it_changed_and_only_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_reads_a_file_again_when_it_changed_and_only_then(tmp_path: Path) -> None:
     path = make(seed=1).save(tmp_path / "preference.safetensors")
     store = VectorStore(tmp_path)
     first = store.get("preference")

@@ -99,7 +99,7 @@ def test_what_is_no_guard_is_refused_before_a_model_is_loaded(when: list[str], t
         GuardOptions.of(when, "any", then, "modality-preference", list, None, (0.0,), lambda *args: [])
 
 
-def test_it_runs_on_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_on_the_embedded_model(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--limit", "12", "--noise", "150", "--when", "mean_logprob<-.2", "--then", "VCD", "--quiet"]
     assert main(["eval", "guard", *flags, "--out", str(out)]) == 0

@@ -7,8 +7,6 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -16,7 +14,6 @@ from typing import Any
 
 import openai
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 from PIL import Image
 
@@ -29,27 +26,14 @@ from server.settings import Settings
 from tests.families.calling import calling
 from tests.server.conftest import data_uri
 from tests.server.fakes import FakeEngine
-from tests.server.journal.rows import Serve, database_of, journal_of
+from tests.server.journal.rows import Sdk, Serve, database_of, journal_of
 
-Sdk = Callable[..., openai.OpenAI]
 RED, GREEN, BLUE = (data_uri(Image.new("RGB", (28, 28), colour)) for colour in ("red", "green", "blue"))
 LOOK: Any = {
     "type": "function", "name": "look", "strict": True,
     "parameters": {"type": "object", "properties": {"at": {"enum": ["star", "ring"]}}, "required": ["at"]},
 }  # fmt: skip
 IMAGES: Any = ["message.input_image.image_url"]
-
-
-@pytest.fixture
-def sdk(live: Callable[[Flask], str]) -> Iterator[Sdk]:
-    with ExitStack() as stack:
-        urls: dict[FlaskClient, str] = {}
-
-        def begin(client: FlaskClient, key: str = "none") -> openai.OpenAI:
-            url = urls.setdefault(client, live(client.application))
-            return stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
-
-        yield begin
 
 
 def image(url: str) -> dict[str, Any]:

@@ -68,9 +68,7 @@ def path(serve: Serve, tmp_path: Path) -> str:
     return str(journal_of(client)._setting)
 
 
-def test_every_form_has_the_same_fields_and_values(
-    path: str, serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_form_has_the_same_fields_and_values(path: str, serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     client = serve(journal=path)
     http = [leaves(one) for one in client.get("/v1/diagnostics").json["data"]]
     names = list(columns(view.scalars()))

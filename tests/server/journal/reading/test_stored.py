@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 
 import openai
 import pytest
-from flask import Flask
-from flask.testing import FlaskClient
 from sqlalchemy import text
 
 from server.access.named import NamedKey, digest_of, write
@@ -24,21 +20,7 @@ from server.journal.schema import STORED
 from steering import CallPiece, Choice, Chunk, Result, ToolCall
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
-from tests.server.journal.rows import Serve, database_of, journal_of
-
-Sdk = Callable[..., openai.OpenAI]
-
-
-@pytest.fixture
-def sdk(live: Callable[[Flask], str]) -> Iterator[Sdk]:
-    with ExitStack() as stack:
-        urls: dict[FlaskClient, str] = {}
-
-        def begin(client: FlaskClient, key: str = "none") -> openai.OpenAI:
-            url = urls.setdefault(client, live(client.application))
-            return stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
-
-        yield begin
+from tests.server.journal.rows import Sdk, Serve, database_of, journal_of
 
 
 def test_the_sdks_methods(serve: Serve, sdk: Sdk) -> None:

@@ -10,16 +10,10 @@ from flask import Flask
 
 from tests.server.web.browser import Visit
 from tests.server.web.pages.axe import everywhere
-from tests.server.web.playing import GREEN, TWO, asked, pick, send
+from tests.server.web.playing import GREEN, TWO, asked, bodies_of, pick, send
 
 QUESTION = "What do you see?"
 LOWER_LEFT = [0.0, 0.5, 0.5, 1.0]
-
-
-def bodies_of(page: Any) -> list[Any]:
-    bodies: list[Any] = []
-    page.on("request", lambda request: request.url.endswith("/completions") and bodies.append(request.post_data_json))
-    return bodies
 
 
 def drag(page: Any, image: int, box: list[float]) -> None:

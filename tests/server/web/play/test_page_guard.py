@@ -6,13 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.server.web.browser import Visit
-from tests.server.web.playing import DIAMOND, pick, send
-
-
-def bodies_of(page: Any) -> list[Any]:
-    bodies: list[Any] = []
-    page.on("request", lambda request: request.url.endswith("/completions") and bodies.append(request.post_data_json))
-    return bodies
+from tests.server.web.playing import DIAMOND, bodies_of, pick, send
 
 
 def choose(page: Any, name: str, then: str) -> None:

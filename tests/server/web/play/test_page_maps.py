@@ -65,7 +65,7 @@ def test_the_two_shares_of_a_picture_say_of_what_they_are(playground: Callable[.
     assert f"{part:.0f} % of this map" in page.locator("#views figure").nth(1).inner_text()
 
 
-def test_a_map_is_saved_with_its_legend(playground: Callable[..., Visit], tmp_path: Path) -> None:
+def test_a_map_is_saved_with_its_legend(playground: Callable[..., Visit]) -> None:
     page = playground().page
     pick(page, GREEN)
     send(page)

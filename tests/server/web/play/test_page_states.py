@@ -59,11 +59,16 @@ def test_loading_is_told_with_how_far_it_is(
     page = opened.page
     page.goto(live(create_app(settings, runtime=runtime)) + path)
     page.get_by_text("Loading weights, 42 %").wait_for()
+    page.get_by_text("The model is still loading.").wait_for()
     assert page.locator("progress").get_attribute("value") == "0.42"
     assert page.evaluate(DOT) == colour(page, "--danger")
+    assert page.locator("#send:enabled").count() == 0
     loaded.set()
     page.get_by_text("helmsight-demo", exact=True).first.wait_for()
     assert page.evaluate(DOT) == colour(page, "--accent")
+    if path == "/":
+        pick(page, GREEN)
+        assert page.locator("#send").is_enabled()
 
 
 def test_a_server_that_is_gone_is_told_and_found_again(playground: Callable[..., Visit]) -> None:

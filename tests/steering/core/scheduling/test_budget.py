@@ -226,18 +226,24 @@ def test_steps_without_a_decode_are_not_taken_for_short_ones(
     assert all(seconds > 0.02 for seconds in told)
 
 
+def encoded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the numbers of pictures that are encoded together from now on."""
+    calls: list[int] = []
+    encode = engine.mllm.image_features
+
+    def noted(tensors: Any) -> Any:
+        calls.append(len(tensors["image_grid_thw"]))
+        return encode(tensors)
+
+    monkeypatch.setattr(engine.mllm, "image_features", noted)
+    return calls
+
+
 def test_pictures_are_encoded_one_a_step_beside_a_running_answer(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine: Engine = make_engine("qwen2_vl", slots=3, max_length=512, image_cache_bytes=0)
-    calls: list[int] = []
-    encode = engine.mllm.image_features
-
-    def encoded(tensors: Any) -> Any:
-        calls.append(len(tensors["image_grid_thw"]))
-        return encode(tensors)
-
-    monkeypatch.setattr(engine.mllm, "image_features", encoded)
+    calls = encoded(engine, monkeypatch)
     chats = [families.example_messages("qwen2_vl", 3, seed=seed) for seed in range(2)]
     alone = [engine.generate([Request(chat, greedy())])[0].choices[0] for chat in chats]
     assert calls == [3, 3]
@@ -269,16 +275,9 @@ def test_pictures_are_encoded_one_a_step_beside_a_running_answer(
 
 def test_as_many_pictures_are_encoded_as_fit(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Engine = make_engine("qwen2_vl", slots=3, max_length=512, image_cache_bytes=0)
-    calls: list[int] = []
-    encode = engine.mllm.image_features
-
-    def encoded(tensors: Any) -> Any:
-        calls.append(len(tensors["image_grid_thw"]))
-        return encode(tensors)
-
     chat = families.example_messages("qwen2_vl", 3, seed=0)
     (alone,) = engine.generate([Request(chat, greedy())])[0].choices
-    monkeypatch.setattr(engine.mllm, "image_features", encoded)
+    calls = encoded(engine, monkeypatch)
     running = engine.submit(Request(user("How many?"), greedy(40)))
     engine.step()
     asked = engine.submit(Request(chat, greedy()))
