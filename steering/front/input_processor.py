@@ -271,7 +271,8 @@ class InputProcessor:
         special, calls = dict[str, int](), None
         if form is not None and tools is not None:
             special = special_tags(mllm, form)
-            grammar = form.grammar(tools, special) if tools.required else grammar
+            if tools.required or grammar is not None:
+                grammar = form.grammar(tools, special, grammar)
             calls = partial(CallStream, form, tools.names, tools.texts, bool(tools.required))
         prompt, baseline = admitted.prompt, admitted.baseline_prompt
         spec = Spec(

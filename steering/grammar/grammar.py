@@ -76,6 +76,17 @@ class Grammar:
         """Return a grammar from rules in llguidance's dialect of Lark, beginning with `start`."""
         return cls(LLMatcher.grammar_from_lark(_check_length(rules, param)), param=param)
 
+    @classmethod
+    def one_of(cls, rule: str, rules: str, other: Grammar | None, *, param: str = "grammar") -> Grammar:
+        """Return a grammar of texts that follow one of some `rules`, or another grammar if there is one."""
+        if other is None:
+            return cls.lark(f"start: {rule}\n{rules}", param=param)
+        own = {"lark_grammar": _check_length(f"start: {rule} | @other\n{rules}", param)}
+        (content,) = (
+            json.loads(other.text)["grammars"] if other.text.startswith("{") else [{"lark_grammar": other.text}]
+        )
+        return cls(json.dumps({"grammars": [own, {**content, "name": "other"}]}), other.strict, param)
+
 
 def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
     """Return a schema, closed, with its options, as llguidance reads it, also within other grammars."""

@@ -243,8 +243,8 @@ def _check_grammar(request: Request) -> None:
     against = {"force": request.forced, "reply": request.reply is not None, "ignore_eos": request.sampling.ignore_eos}
     params = [grammar.param] if grammar is not None else ["tool_choice"] if tools is not None and tools.required else []
     for param in params:
-        if tools is not None and grammar is not None:
-            raise RequestError(f"'{param}' and 'tools' exclude one another.", param="tools")
+        if tools is not None and tools.required and grammar is not None:
+            raise RequestError(f"'{param}' and a required call exclude one another.", param="tool_choice")
         for name, present in against.items():
             if present:
                 raise RequestError(f"'{param}' and '{name}' exclude one another.", param=name)

@@ -50,11 +50,11 @@ class Format:
     tags: tuple[str, ...] = ()
     short_ids: bool = False
 
-    def grammar(self, tools: Tools, special: Mapping[str, int]) -> Grammar:
+    def grammar(self, tools: Tools, special: Mapping[str, int], otherwise: Grammar | None = None) -> Grammar:
         """Return the grammar of an answer that calls at least one of the tools, or the required one.
 
-        Parameters are enforced as `Grammar.json_schema` does, leniently where a function is not `strict`. special: ids of
-        tags that are tokens.
+        Where there is a grammar for `otherwise`, the answer may follow that instead. Parameters are enforced as
+        `Grammar.json_schema` does, leniently where a function is not `strict`. special: ids of tags that are tokens.
         """
 
         def written(parts: tuple[str, ...], name: str = "", number: int = 0) -> str:
@@ -65,9 +65,11 @@ class Format:
                 for part in parts
             )  # fmt: skip
 
-        functions = [tool["function"] for tool in tools.functions if tools.required in (True, tool["function"]["name"])]
+        functions = [tool["function"] for tool in tools.functions]
+        if isinstance(tools.required, str):
+            functions = [function for function in functions if function["name"] == tools.required]
         more = f"({json.dumps(self.between)} call){{0,{MOST_CALLS - 1}}}" if tools.parallel else ""
-        rules = [f"start: {written(self.before)} call {more} {written(self.after)}"]
+        rules = [f"calls: {written(self.before)} call {more} {written(self.after)}"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
             rules.append(f"call_{i}: {written(self.call, function['name'], i)}")
@@ -77,7 +79,7 @@ class Format:
             rules.append(f"arguments_{i}: {arguments}")
         if self.pairs:
             rules.append(r"TEXT: /([^<]|<+[^<\/]|<+\/[^<a])*/")
-        return Grammar.lark("\n".join(rules), param="tools")
+        return Grammar.one_of("calls", "\n".join(rules), otherwise, param="tools")
 
 
 def _pairs(schema: dict[str, Any], strict: bool) -> str:

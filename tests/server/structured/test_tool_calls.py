@@ -98,6 +98,21 @@ def test_a_format_has_no_effect_on_a_required_call(caller: Flask, choice: Any) -
     assert functions[0] == functions[1] != []
 
 
+def test_a_format_is_followed_where_no_tool_is_called(caller: Flask, root: Path) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a star"]}}}
+    client, found = caller.test_client(), list[Any]()
+    begins, *_ = steering.load(calling(root), device="cpu", unread="").tokenizer("<tool_call>").input_ids
+    for bias in (100, -100):
+        body = asking(response_format=form, parallel_tool_calls=False, logit_bias={str(begins): bias})
+        choice = choice_of(client.post(CHAT, json=body))
+        streamed = events(client.post(CHAT, json=body | {"stream": True}))
+        text = "".join(event["delta"].get("content") or "" for event in streamed)
+        assert text == (choice["message"]["content"] or "")
+        assert streamed[-1]["finish_reason"] == choice["finish_reason"]
+        found.append((choice["finish_reason"], text, len(choice["message"].get("tool_calls") or ())))
+    assert found == [("tool_calls", "", 1), ("stop", '"a star"', 0)]
+
+
 def test_a_format_without_tools_to_call_is_followed(caller: Flask) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a star"]}}}
     choice = choice_of(caller.test_client().post(CHAT, json=asking(tool_choice="none", response_format=form)))
@@ -156,7 +171,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "must be 'function'; got 'allowed_tools'"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "unique function names"),
-    ({"response_format": {"type": "json_object"}}, "tools", "exclude one another"),
     ({"tool_choice": "required", "force": "No."}, "force", "exclude one another"),
     (
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import steering
-from steering import Engine, Request, RequestError, Sampling, ToolCall, Tools
+from steering import Engine, Grammar, Request, RequestError, Sampling, ToolCall, Tools
 from steering.prompt.layout import build_prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.tools.formats import FORMATS, format_of, special_tags, with_short_ids
@@ -95,6 +96,29 @@ def test_required_calls_are_what_parameters_allow_and_streams_add_up(engine: Eng
         if kind(engine) == "glm":  # a text in tags is as long as it likes
             arguments.pop("text", None)
         Draft202012Validator(schemas[call.name]).validate(arguments)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "follows"),
+    [
+        (Grammar.json_schema(LOOK), lambda text: Draft202012Validator(LOOK).is_valid(json.loads(text))),
+        (Grammar.regex("ab{2,5}"), re.compile("ab{2,5}").fullmatch),
+        (Grammar.choice(["a ball", "two"]), {"a ball", "two"}.__contains__),
+    ],
+    ids=["schema", "regex", "choice"],
+)
+def test_an_answer_calls_tools_or_follows_its_grammar(engine: Engine, grammar: Grammar, follows: Any) -> None:
+    form = next(candidate for candidate in FORMATS if candidate.name == kind(engine))
+    begins, *_ = engine.mllm.tokenizer(form.start, add_special_tokens=False).input_ids
+    for bias in (100.0, -100.0):
+        sampling = Sampling(max_tokens=160, temperature=1.0, seed=1, logit_bias={begins: bias})
+        request = Request(QUESTION, sampling, grammar=grammar, tools=Tools(FUNCTIONS, parallel=False))
+        (choice,) = engine.generate([request])[0].choices
+        if bias > 0:
+            assert (choice.finish_reason, choice.text, len(choice.tool_calls)) == ("tool_calls", "", 1)
+        else:
+            assert (choice.finish_reason, choice.tool_calls) == ("stop", ())
+            assert follows(choice.text)
 
 
 def test_special_tokens_become_text_only_in_calls(engine: Engine) -> None:

@@ -159,8 +159,8 @@ def test_options_that_exclude_each_other_are_named(engine: Engine) -> None:
         Tools(FUNCTIONS, "fly")
     with pytest.raises(RequestError, match="'tool_choice' and 'force'"):
         Request(QUESTION, forced="a", tools=Tools(FUNCTIONS, True))
-    with pytest.raises(RequestError, match="'grammar' and 'tools'"):
-        Request(QUESTION, grammar=Grammar.json_object(), tools=Tools(FUNCTIONS))
+    with pytest.raises(RequestError, match="'grammar' and a required call"):
+        Request(QUESTION, grammar=Grammar.json_object(), tools=Tools(FUNCTIONS, True))
     unsupported = {"name": "f", "parameters": {"propertyNames": {"maxLength": 3}}, "strict": True}
     with pytest.raises(
         RequestError, match=r"^'tools' cannot be enforced: Unimplemented keys: \[\"propertyNames\"\]\.$"
