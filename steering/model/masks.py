@@ -13,7 +13,7 @@ SLIDING = "sliding_attention"
 """The key of the mask of layers with a window, where there is one for each type of layer."""
 
 
-class Masks:
+class WrapperMasks:
     """Recognises masks by which each token attends to all before it, in layers with a window to those within it.
 
     A prompt with such masks may be cut into chunks. Wrappers of the Gemma family build them for every prompt, and others

@@ -33,7 +33,7 @@ from steering.model.encoder import PictureEncoder
 from steering.model.following.additions import Additions
 from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
-from steering.model.masks import Masks
+from steering.model.masks import WrapperMasks
 from steering.model.processing.pixels import PixelBounds
 from steering.model.processing.seen import SeenPictures
 from steering.model.token_inputs import TokenInputs
@@ -124,7 +124,7 @@ class MLLM:
             widths.align(model, self.decoder, self.device)
         self._head = OutputHead(model)
         self.token_inputs = TokenInputs(model)
-        self._masks = Masks(getattr(self.text_config, "sliding_window", None))
+        self._masks = WrapperMasks(getattr(self.text_config, "sliding_window", None))
         self._updates = updates.install(self.layers, ranks)
         self.ffn_widths = tuple(update.width for update in self._updates)
         self._followed, self.updates_add_up = False, True

@@ -1,4 +1,4 @@
-"""Masks of wrappers that say no more than the engine's own are recognised, so that prompts are cut into chunks."""
+"""WrapperMasks of wrappers that say no more than the engine's own are recognised, so that prompts are cut into chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import Gemma3TextConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from steering import Request, Sampling
-from steering.model.masks import SLIDING, Masks
+from steering.model.masks import SLIDING, WrapperMasks
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.inside import sequences
@@ -29,7 +29,7 @@ def causal() -> torch.Tensor:
 
 
 def test_causal_masks_are_left_out() -> None:
-    masks = Masks(WINDOW)
+    masks = WrapperMasks(WINDOW)
     assert masks.read(None, LENGTH, images=True) is None
     assert masks.read(torch.ones(1, LENGTH), LENGTH, images=True) is None  # marks padding
     assert built()[SLIDING] is not None
@@ -46,20 +46,20 @@ def test_any_other_mask_is_kept(kind: str, place: tuple[int, int]) -> None:
     mask = given[kind]
     assert mask is not None
     mask[0, 0, place[0], place[1]] ^= True
-    assert Masks(WINDOW).read(given, LENGTH, images=False) is given
+    assert WrapperMasks(WINDOW).read(given, LENGTH, images=False) is given
 
 
 def test_masks_of_another_window_type_or_size_are_kept() -> None:
-    assert Masks(WINDOW).read(given := built(window=WINDOW + 1), LENGTH, images=False) is given
-    assert Masks(WINDOW).read(given := {"chunked_attention": built()[SLIDING]}, LENGTH, images=False) is given
+    assert WrapperMasks(WINDOW).read(given := built(window=WINDOW + 1), LENGTH, images=False) is given
+    assert WrapperMasks(WINDOW).read(given := {"chunked_attention": built()[SLIDING]}, LENGTH, images=False) is given
     scores = torch.zeros(1, 1, LENGTH, LENGTH).masked_fill(~causal(), -torch.inf)
     for other in (scores, causal()[..., :-1], causal().expand(2, -1, -1, -1)):
-        assert Masks(None).read(other, LENGTH, images=False) is other
+        assert WrapperMasks(None).read(other, LENGTH, images=False) is other
 
 
 def test_masks_of_images_are_compared_until_one_is_not_causal() -> None:
     """A comparison waits for a GPU, which may still encode the images."""
-    masks, own = Masks(WINDOW), torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool)
+    masks, own = WrapperMasks(WINDOW), torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool)
     assert masks.read(causal(), LENGTH, images=True) is None
     assert masks.read(own, LENGTH, images=False) is own
     assert masks.read(causal(), LENGTH, images=True) is None
