@@ -1,4 +1,4 @@
-"""WrapperMasks of wrappers that say no more than the engine's own are recognised, so that prompts are cut into chunks."""
+"""Masks of wrappers that say no more than the engine's own are recognised, so that prompts are cut into chunks."""
 
 from __future__ import annotations
 
