@@ -240,6 +240,7 @@ def test_the_gpu_s_kernel_decodes_only_where_layers_are_alike(
     family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm, chosen = copy.copy(load_mllm(family)), list[Any]()
+    vars(mllm).pop("decode_attention", None)
     column = mllm.column()
     monkeypatch.setattr(mllm, "column", lambda: column)
     monkeypatch.setattr(mllm, "device", torch.device("cuda"))

@@ -107,7 +107,8 @@ def test_a_decode_waits_once_and_a_prompt_for_nothing_before_its_token_whatever_
             )
             assert step == {TOKENS: 1}, (family, pictures, decode)
             embedded = sum(chunk.pop(file, 0) for file in EMBEDDING)
-            assert embedded == (0 if pictures == "0" else EMBEDDED.get(family, 0)), (family, pictures, prefill)
+            expected = family == "gemma4" if pictures == "0" else EMBEDDED.get(family, 0)  # its wrapper, for padding
+            assert embedded == expected, (family, pictures, prefill)
             assert chunk.pop(MASKS, 0) <= 2 * (pictures in COMPARED.get(family, "")), (family, pictures, prefill)
             assert chunk == {TOKENS: 2}, (family, pictures, prefill)  # the first token, and the step's own
 

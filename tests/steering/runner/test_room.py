@@ -85,13 +85,17 @@ def test_the_largest_prefill_has_room_beside_the_slots(
 def test_memory_on_a_cpu_is_taken_when_slots_are_used(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     mllm = load_mllm(FAMILY)
     size = 3 * slot_bytes(mllm, 100)
+    written, zero = list[torch.Tensor](), torch.Tensor.zero_
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda tensor: written.append(tensor) or zero(tensor))
     monkeypatch.setattr(room, "COMMITTED", size)
     pool = allotted(mllm, 3, 100)
+    assert sum(tensor.nbytes for tensor in written) == size
     assert (pool.slots, pool.length, pool.layers, pool.bytes) == (3, 100, mllm.num_layers, size)
     assert not any(tensor.any() for tensor in pool.tensors)
     monkeypatch.setattr(room, "COMMITTED", size - 1)
+    written.clear()
     pool = allotted(mllm, 3, 100)
-    assert (pool.slots, pool.length, pool.bytes) == (3, 100, 0)
+    assert (pool.slots, pool.length, pool.bytes, written) == (3, 100, size, [])
     assert allotted(load_mllm(FAMILY), 3, 100, graphs=True).length == 192
     assert free_bytes(torch.device("cpu")) is None
 
