@@ -336,9 +336,10 @@ def _adjacent(mllm: MLLM) -> bool:
     """Return whether a processor puts the patches of a token one behind the other, as a picture of coordinates shows."""
     images = mllm.processor.image_processor
     merge = getattr(images, "merge_size", 1)
-    pixels = encode_picture(mllm, coordinates((4 * merge * images.patch_size,) * 2))
-    if merge == 1 or pixels.ndim != 2:
-        return merge == 1
+    if merge == 1:
+        return True
+    if (pixels := encode_picture(mllm, coordinates((4 * merge * images.patch_size,) * 2))).ndim != 2:
+        return False
     colours = pixels.float().unflatten(1, (3, -1)).mean(2)  # (patches, 3); the picture has no blue
     blocks = colours.unflatten(0, (-1, merge**2))
     extents = blocks.amax(1) - blocks.amin(1)

@@ -51,7 +51,7 @@ def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
         config = mllm.model.config
         rate = Fraction(
             getattr(config, "downsample_rate", None) or 1
-        )  # some connectors have one, of the sides of a tile
+        )  # of the sides of a tile; some connectors have one
         overview = config.vision_config.image_size // config.vision_config.patch_size * rate
         return _with_row_ends(tokens, len(pixels) - 1, int(overview), size)
     extents, overview, centres = _shown(pixels)

@@ -115,7 +115,7 @@ def _read_diagnostics(chat: Chat) -> None:
 
 
 def _read_beginning(chat: Chat) -> None:
-    """Have a last message of the assistant that ends with a text continued, as Anthropic's API does."""
+    """Continue a last message of the assistant that ends with a text, as Anthropic's API does."""
     last: Mapping[str, Any] = chat.messages[-1] if chat.messages else {}
     content = last.get("content")
     ends = content[-1].get("text") if isinstance(content, list) and content else content

@@ -22,6 +22,11 @@ _GRANITE: Json = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+_YARN: Json = {
+    "rope_type": "yarn", "type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Published:
@@ -156,22 +161,16 @@ PUBLISHED: Mapping[str, Published] = {
         "mistral3",
         {
             "model_type": "ministral3",
-            "rope_parameters": {
-                "rope_type": "yarn", "type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
-                "mscale_all_dim": 1.0, "rope_theta": 1e9, "original_max_position_embeddings": 16384,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_parameters": _YARN
+            | {"factor": 16.0, "rope_theta": 1e9, "original_max_position_embeddings": 16384},
         },
         told="queries scaled by their position",
     ),
     "mistralai/Mistral-Small-4-119B-2603": Published(
         "mistral4",
         {
-            "rope_parameters": {
-                "rope_type": "yarn", "type": "yarn", "factor": 128.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
-                "mscale_all_dim": 1.0, "rope_theta": 1e4, "original_max_position_embeddings": 8192,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_parameters": _YARN
+            | {"factor": 128.0, "rope_theta": 1e4, "original_max_position_embeddings": 8192},
         },
         told="latent attention, experts, queries scaled by their position",
     ),
