@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 
 LEAST_FREE = 2**29
@@ -16,12 +17,20 @@ REFUSALS = frozenset({1, 2, 9, *range(900, 909)})
 
 
 def to_device(tensor: torch.Tensor, like: torch.Tensor | torch.device) -> torch.Tensor:
-    """Return a CPU tensor on a device, or on another tensor's device in its dtype; do not write to it afterwards."""
+    """Return a tensor on a device, or on another tensor's device in its dtype; do not write to it afterwards."""
     device, dtype = (like, tensor.dtype) if isinstance(like, torch.device) else (like.device, like.dtype)
     tensor = tensor.to(dtype)
-    if device.type == "cuda":  # from pageable memory even a non-blocking copy waits
+    if device.type == "cuda" and tensor.device.type == "cpu":  # from pageable memory even a non-blocking copy waits
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Return zeros with the dtype and device of another tensor, which on a CPU take memory once they are written."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    raw = np.zeros((*shape[:-1], shape[-1] * like.element_size()), np.uint8)
+    return torch.from_numpy(raw).view(like.dtype)
 
 
 def free_bytes(device: torch.device) -> int | None:

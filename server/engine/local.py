@@ -288,7 +288,8 @@ def calibrations_of(settings: Settings) -> Path | None:
 def calibration_files(mllm: steering.MLLM, settings: Settings) -> CalibrationFiles:
     """Return the files of a model's calibration under these settings."""
     calibrations = Path(calibrations_of(settings) or FOLDER).expanduser()
-    return CalibrationFiles(mllm.calibration, mllm.fingerprint, mllm.num_layers, mllm.path, calibrations)
+    attending = len(mllm.attention_layers)
+    return CalibrationFiles(mllm.calibration, mllm.fingerprint, mllm.num_layers, mllm.path, calibrations, attending)
 
 
 def longest_step(settings: Settings) -> float:

@@ -122,7 +122,7 @@ class DecodeGraphs:
         captured yet. usual: there are few such steps, whatever clients request.
         """
         rows = len(tokens)
-        if pool.layers < self._mllm.num_layers:
+        if pool.layers < len(self._mllm.attention_layers):
             return None
         self._pool = pool
         match = self._match_form(hooks, axes, rows, columns, usual)

@@ -136,7 +136,8 @@ class PromptGraphs:
         wanting = [part for part in acting if part.may_hook(chunk)]
         supported = len(chunk.sequences) <= (1 if wanting else ROWS) and all(type(part) in TRACED for part in wanting)
         fits = 0 < size <= (MOST_TOKENS if wanting else SIZES[-1]) and chunk.columns < pool.length
-        if self._ended or kind is None or not supported or not fits or pool.layers < self._mllm.num_layers:
+        held = pool.layers == self._mllm.num_layers  # there are keys and values, and no recurrent states
+        if self._ended or kind is None or not supported or not fits or not held:
             return None
         self._pool = pool
         self._passes += 1

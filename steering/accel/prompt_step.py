@@ -123,7 +123,7 @@ class PackedPromptStep(DecoderStep):
         layers.
         """
         hooks: list[Hook] = put_together(self.shape.tree, tensors)
-        step = PackedPrompts(KVPool.of(cached), places, embeds.shape[1], self._columns, Hooks.of(hooks))
+        step = PackedPrompts(KVPool.of(cached, self._mllm[0].attention_layers), places, embeds.shape[1], self._columns, Hooks.of(hooks))
         if not self._overlay:
             return self.run(embeds, positions, step, None, hooks, tensors)
         marks, argument = self._overlay

@@ -139,8 +139,9 @@ class DecodeStep(DecoderStep):
         angles = rope[:, None]
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
-        step = Decode(KVPool.of(pooled), positions, column.shape[0], self.adopted(hooks), kernel=self.kernel())
         (mllm,) = self._mllm
+        pool = KVPool.of(pooled, mllm.attention_layers, mllm.recurrent_layers)
+        step = Decode(pool, positions, column.shape[0], self.adopted(hooks), kernel=self.kernel())
         inputs = mllm.token_inputs(tokens[:, None])
         return self.run(inputs.pop("inputs_embeds"), angles, step, -1, hooks, tensors, **inputs)
 

@@ -25,12 +25,16 @@ VARIANTS += [
 
 
 def variants_of(mllm: MLLM) -> list[Variant]:
-    """Return the variants that a model may have: a prefill is given embeddings alone, and some hooks read updates."""
+    """Return the variants that a model may have.
+
+    A prefill is given embeddings alone, some hooks read updates, and no step knows recurrent states.
+    """
     return [
         variant
         for variant in VARIANTS
         if not (variant.kind == "prefill" and mllm.token_inputs.further)
         and (mllm.updates_add_up or variant.scope != "every")
+        and (variant.kind == "pictures" or not mllm.recurrent_layers)
     ]
 
 

@@ -124,7 +124,7 @@ class PackedPrefill(PackedDecoderStep):
         slot, its first column, and the index of its last token. The others: as in `DecodeStep`.
         """
         hooks: list[Hook] = put_together(self.shape.tree, tensors)
-        pool, kernel = KVPool.of(pooled), CpuPrompts(WITHIN)
+        pool, kernel = KVPool.of(pooled, self._mllm[0].attention_layers), CpuPrompts(WITHIN)
         step = Placed(pool, slots, starts, column.shape[0], self.adopted(hooks), kernel)
         return self.run(embeds, positions, step, last, hooks, tensors)
 

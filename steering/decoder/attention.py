@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, Hooks
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
+from steering.recurrent.states import RecurrentPass
 
 NAME = "helmsight"
 
@@ -62,9 +64,12 @@ def attend(
 
 
 class AttentionStep(Protocol):
-    """Computes the attention of each layer of one forward pass."""
+    """Computes the attention of each layer of one forward pass. `recurrent` are the states that linear attention uses."""
 
     hooks: Hooks
+
+    @property
+    def recurrent(self) -> RecurrentPass: ...
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -93,7 +98,8 @@ class Decode:
 
     positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
     Where only a few rows need so many, `apart` lists those rows with the number of columns of each, and the others read
-    `common`. kernel: computes attention where it supports all hooks.
+    `common`. kernel: computes attention where it supports all hooks. kept: False for tokens that are only tried, behind
+    which recurrent states are not kept; their keys and values are overwritten.
     """
 
     pool: KVPool
@@ -103,6 +109,7 @@ class Decode:
     common: int = 0
     apart: tuple[tuple[int, int], ...] = ()
     kernel: DecodeKernel | None = None
+    kept: bool = True
     _writes: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
     _flat_masks: dict[tuple[int | None, int, torch.device], torch.Tensor] = field(default_factory=dict)
@@ -135,6 +142,11 @@ class Decode:
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
         return out.reshape(shape)
+
+    @cached_property
+    def recurrent(self) -> RecurrentPass:
+        slots = torch.arange(len(self.positions), device=self.positions.device)
+        return RecurrentPass(self.pool.states, slots, self.positions, kept=self.kept)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; return its two tensors."""

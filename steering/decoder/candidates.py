@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -10,6 +11,7 @@ from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, Hooks
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
+from steering.recurrent.states import RecurrentPass
 
 
 @dataclass
@@ -54,6 +56,11 @@ class Candidates:
         for hook in self.hooks.readers(heads.layer):
             hook.read(heads.layer, by_row, value)
         return out.transpose(1, 2).reshape(*query.shape[:3], -1)
+
+    @cached_property
+    def recurrent(self) -> RecurrentPass:
+        slots, starts = (tensor.repeat_interleave(self.each) for tensor in (self.slots, self.positions))
+        return RecurrentPass(self.pool.states, slots, starts, kept=False)
 
     def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return slots and positions on a layer's device."""

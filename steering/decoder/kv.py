@@ -1,14 +1,17 @@
-"""The KV cache: keys and values of every slot, and of blocks of tokens that outlive their slot."""
+"""The KV cache: keys and values of every slot, and of blocks of tokens that outlive their slot.
+
+Layers with linear attention have recurrent states instead (`steering.recurrent`), which a pool holds, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-import numpy as np
 import torch
 
-from steering.devices import to_device
+from steering.devices import to_device, zeros
+from steering.recurrent.states import RecurrentStates
 
 LEAST = 256
 """Least number of columns of `KVPool.rounded`."""
@@ -23,23 +26,25 @@ class KVPool:
     def __init__(self, slots: int, length: int):
         self.slots = slots
         self.length = length
+        self.states = RecurrentStates(slots)
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> Self:
-        """Return the pool of these tensors: for each layer keys, then values."""
+    def of(cls, tensors: Sequence[torch.Tensor], layers: Sequence[int], recurrent: Sequence[int] = ()) -> Self:
+        """Return the pool of another one's `tensors`, with the numbers of its layers of either kind."""
         pool = cls(tensors[0].shape[0], tensors[0].shape[2])
-        pool._layers = {layer: (tensors[2 * layer], tensors[2 * layer + 1]) for layer in range(len(tensors) // 2)}
+        pool._layers = {layer: (tensors[2 * at], tensors[2 * at + 1]) for at, layer in enumerate(layers)}
+        pool.states = RecurrentStates.of(pool.slots, recurrent, tensors[2 * len(layers) :])
         return pool
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors: slots x length x 2 x layers x KV heads x head width x bytes of the dtype."""
-        return sum(tensor.nbytes for tensor in self.distinct)
+        """Bytes of all tensors: slots x length x 2 x layers x KV heads x head width x bytes of the dtype, and of states."""
+        return sum(tensor.nbytes for tensor in self.distinct) + self.states.bytes
 
     @property
     def layers(self) -> int:
-        """The number of layers that have tensors."""
+        """The number of layers that have keys and values."""
         return len(self._layers)
 
     @property
@@ -50,12 +55,13 @@ class KVPool:
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Keys and values of every layer, in the order in which layers first ran, which is their own."""
-        return (tensor for tensors in self._layers.values() for tensor in tensors)
+        """Keys and values of every layer, in the order in which layers first ran, which is their own, then its `states`."""
+        yield from (tensor for tensors in self._layers.values() for tensor in tensors)
+        yield from self.states.tensors
 
     @property
     def distinct(self) -> list[torch.Tensor]:
-        """The same tensors, each once."""
+        """Keys and values, each tensor once."""
         layers = {id(tensors): tensors for tensors in list(self._layers.values())}
         return [tensor for tensors in layers.values() for tensor in tensors]
 
@@ -72,6 +78,7 @@ class KVPool:
         for index, tensors in like._layers.items():
             owner = first.setdefault(id(tensors), index)
             self._layers[index] = self.layer(owner, *tensors)
+        self.states.allot(like.states)
 
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the two tensors of a layer, shaped after the first key and value that it gets."""
@@ -81,10 +88,10 @@ class KVPool:
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
         """Return zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
-        return _zeros((self.slots, like.shape[1], self.length, like.shape[3]), like)
+        return zeros((self.slots, like.shape[1], self.length, like.shape[3]), like)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        """Copy the first `length` columns of one slot to another, except the first `start`."""
+        """Copy the first `length` columns of one slot to another, except the first `start`, without recurrent states."""
         for tensor in self.distinct:
             tensor[target, :, start:length] = tensor[source, :, start:length]
 
@@ -92,6 +99,7 @@ class KVPool:
         """Zero a slot, so that what a faulty sequence left cannot leak into its successor through 0 * NaN."""
         for tensor in self.distinct:
             tensor[slot].zero_()
+        self.states.clear(slot)
 
 
 class ColumnPool(KVPool):
@@ -125,7 +133,7 @@ class KVBlocks:
         """Return a pool tensor viewed as (slots, blocks of a slot, kv_heads, size, head_dim), and one for its blocks."""
         end = pooled.shape[2] // size * size
         blocks = pooled[:, :, :end].unflatten(2, (-1, size)).transpose(1, 2)
-        return blocks, _zeros((self.count, *blocks.shape[2:]), pooled)
+        return blocks, zeros((self.count, *blocks.shape[2:]), pooled)
 
     def save(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Copy a slot's columns from first * size on into these blocks."""
@@ -158,12 +166,3 @@ class _Index:
         if device not in self._copies:
             self._copies[device] = to_device(self._tensor, device)
         return self._copies[device]
-
-
-def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """Return zeros with the dtype and device of another tensor."""
-    if like.device.type != "cpu":
-        return like.new_zeros(shape)
-    # numpy's zeros are pages that the system commits when they are first written, so idle slots cost no memory.
-    raw = np.zeros((*shape[:-1], shape[-1] * like.element_size()), np.uint8)
-    return torch.from_numpy(raw).view(like.dtype)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product, Weig
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.devices import to_device
+from steering.recurrent.states import RecurrentPass
 
 Grouped = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The type of `Weights.grouped`: a function of queries and groups."""
@@ -48,6 +50,11 @@ class PromptStep:
 
     hooks: Hooks
     start: int = 0
+
+    @property
+    def recurrent(self) -> RecurrentPass:
+        """The states that linear attention uses."""
+        raise NotImplementedError
 
     def _attend_with_hooks(
         self,
@@ -139,7 +146,21 @@ class Prefill(PromptStep):
     hooks: Hooks = NO_HOOKS
     ragged: Ragged | None = None
     kernel: PromptKernel | None = None
+    lengths: Sequence[int] | None = None
+    wanted: Sequence[Sequence[int]] = ()
+    kept: bool = True
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first column of each row."""
+        return [self.start] * (self.rows.stop - self.rows.start) if self.ragged is None else self.ragged.starts
+
+    @cached_property
+    def recurrent(self) -> RecurrentPass:
+        places = torch.tensor([[*range(self.rows.start, self.rows.stop)], self.starts])
+        slots, starts = places
+        return RecurrentPass(self.pool.states, slots, starts, self.lengths, self.kept, self.wanted)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -154,7 +175,7 @@ class Prefill(PromptStep):
         else:
             keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
         attended = grouped = None
-        starts = [self.start] * len(key) if self.ragged is None else self.ragged.starts
+        starts = self.starts
         if self.kernel is not None and max(starts) + n <= self.pool.length:
             query = query.contiguous()
             places = torch.arange(self.rows.start, self.rows.stop), torch.tensor(starts)
@@ -176,7 +197,7 @@ class Prefill(PromptStep):
     def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
         """Return a mask (1 or rows, 1, n, columns): causal with an offset, unlike is_causal, and within the window."""
         if (window, device) not in self._masks:
-            starts = torch.tensor([self.start] if self.ragged is None else self.ragged.starts)
+            starts = torch.tensor([self.start] if self.ragged is None else self.starts)
             rows = to_device(starts[:, None] + torch.arange(n), device)
             self._masks[window, device] = kernels.visible(rows, columns, window)[:, None]
         return self._masks[window, device]

@@ -315,6 +315,7 @@ class InputProcessor:
         sinks = calibration.sinks if discounts and calibration is not None else None
         return ReadoutContext(
             self.limits.focus_layers,
+            mllm.attention_layers,
             lambda token: self._token_text(token)[0],
             tilings,
             pictures if any(readout.needs_pictures for readout in readouts) else (),

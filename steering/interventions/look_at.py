@@ -50,7 +50,7 @@ class LookAt(Options):
     queries: Literal["behind", "all"] = "behind"
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
-        check_layers(self.layers, mllm.num_layers, "look_at.layers")
+        check_layers(self.layers, mllm.attention_layers, "look_at.layers")
         heads = mllm.text_config.num_attention_heads
         different = self.heads is None or len({*self.heads}) == len(self.heads)
         if self.heads is not None and not (different and self.heads and {*self.heads} <= {*range(heads)}):

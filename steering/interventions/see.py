@@ -349,7 +349,8 @@ class SeeSlots(Slots):
         for sequence in chunk.sequences:
             captured = sequence.captured.get(attention.NAME)
             if NAME in sequence.spec.asked and captured is not None and captured.last_sums is not None:
-                self.first[sequence.slot] = spans.image_sums(captured.last_sums).sum(-1)
+                attending = list(self.pool.mllm.attention_layers)
+                self.first[sequence.slot, attending] = spans.image_sums(captured.last_sums).sum(-1)
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(NAME in sequence.spec.asked for sequence in sequences)

@@ -116,17 +116,23 @@ class Calibration:
 
     @classmethod
     def load(
-        cls, folder: Path | None, fingerprint: str, layers: int, calibrations: Path | None = None
+        cls,
+        folder: Path | None,
+        fingerprint: str,
+        layers: int,
+        calibrations: Path | None = None,
+        attending: int | None = None,
     ) -> Calibration | None:
         """Return the calibrations of a model; None where there are none, or the fingerprint "" is not known.
 
-        The user's, in `calibrations`, come before those in the model's own folder. Raises UnsupportedModel when a file is
-        another model's or damaged.
+        The user's, in `calibrations`, come before those in the model's own folder. attending: how many of its `layers` have
+        softmax attention, None for all. Raises UnsupportedModel when a file is another model's or damaged.
         """
         if not fingerprint:
             return None
+        counts = layers, layers if attending is None else attending
         loaded = [
-            _read(path, fingerprint, layers) for path in places(folder, fingerprint, calibrations) if path.is_file()
+            _read(path, fingerprint, *counts) for path in places(folder, fingerprint, calibrations) if path.is_file()
         ]
         return None if not loaded else loaded[0].beside(loaded[-1])
 
@@ -148,7 +154,7 @@ def place_of(fingerprint: str, calibrations: Path) -> Path:
     return calibrations / f"{fingerprint}.json"
 
 
-def _read(path: Path, fingerprint: str, layers: int) -> Calibration:
+def _read(path: Path, fingerprint: str, layers: int, attending: int) -> Calibration:
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         if not isinstance(content, dict):
@@ -162,8 +168,8 @@ def _read(path: Path, fingerprint: str, layers: int) -> Calibration:
                 raise ValueError(f"must hold {layers} layers of {len(SHARES)} quantiles")
         if sinks is not None:
             sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
-            if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
-                raise ValueError(f"must hold the sinks of {layers} layers")
+            if len(sinks) != attending or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
+                raise ValueError(f"must hold the sinks of {attending} layers")
         flags, alarm, surprise = content.pop("flags", None), content.pop("alarm", None), content.get("surprise")
         if surprise is not None and not (isinstance(surprise, float) and math.isfinite(surprise)):
             raise ValueError("must hold a bound of surprise that is a number")

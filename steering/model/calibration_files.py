@@ -20,7 +20,8 @@ Stamps = tuple[tuple[int, int, int] | None, ...]
 class CalibrationFiles:
     """Reads a model's calibration again whenever one of its files changed; any thread may ask.
 
-    `held` is the calibration that was loaded before. `calibrations` is the user's folder, `folder` the model's own.
+    `held` is the calibration that was loaded before. `calibrations` is the user's folder, `folder` the model's own. The others are as of
+    `Calibration.load`.
     """
 
     def __init__(
@@ -30,10 +31,10 @@ class CalibrationFiles:
         layers: int,
         folder: Path | None,
         calibrations: Path | None,
+        attending: int | None = None,
     ):
         self._calibration = calibration
-        self._fingerprint, self._layers = fingerprint, layers
-        self._folder, self._calibrations = folder, calibrations
+        self._of = folder, fingerprint, layers, calibrations, attending
         self._paths = places(folder, fingerprint, calibrations)
         self._stamps: Stamps | None = None
         self._lock = threading.Lock()
@@ -49,7 +50,7 @@ class CalibrationFiles:
         with self._lock:
             if stamps != self._stamps:
                 try:
-                    read = Calibration.load(self._folder, self._fingerprint, self._layers, self._calibrations)
+                    read = Calibration.load(*self._of)
                     if read != self._calibration:
                         self._calibration = read
                 except (UnsupportedModel, OSError) as error:

@@ -37,6 +37,7 @@ from steering.model.masks import WrapperMasks
 from steering.model.processing.pixels import PixelBounds
 from steering.model.processing.seen import SeenPictures
 from steering.model.token_inputs import TokenInputs
+from steering.recurrent import delta
 from steering.triton import fusing
 from steering.triton.attended import DecodeFunction
 from steering.triton.attention import decode_kernel
@@ -69,7 +70,8 @@ class MLLM:
     sizes of pictures, None where a request cannot set these bounds; `calibration` holds the results of probes, None where
     there are none, and `calibrations` is their folder; `checked` holds the self-check's measurements of the same, on its own
     two prompts; `generation_defaults` is the checkpoint's own sampling; `updates_add_up` tells whether each layer's output
-    is known to be its input and the two updates that hooks are given. `shared` weights keep their form.
+    is known to be its input and the two updates that hooks are given. `shared` weights keep their form. `attention_layers`
+    are the numbers of the layers with softmax attention, `recurrent_layers` of the others.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class MLLM:
         self.decoder: Any = model.get_decoder()
         self.layers: nn.ModuleList = self.decoder.layers
         self.num_layers = len(self.layers)
+        self.recurrent_layers = delta.prepare(self.layers, getattr(self.text_config, "layer_types", None) or ())
+        self.attention_layers = tuple(layer for layer in range(self.num_layers) if layer not in self.recurrent_layers)
         self.hidden_size: int = self.text_config.hidden_size
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.context_length: int = int(getattr(self.text_config, "max_position_embeddings", 0) or 4096)
@@ -110,7 +114,7 @@ class MLLM:
         self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
         self.pixels = None if self.image_size else PixelBounds.of(processor)
-        self.focus_layers: int = settings.get("focus_layers", max(1, self.num_layers // 4))
+        self.focus_layers: int = settings.get("focus_layers", max(1, len(self.attention_layers) // 4))
         stops = stop_ids_of(model.generation_config, self.tokenizer)
         self.stop_ids = frozenset(stops)
         self.end_id = end_id_of(stops, self.tokenizer)
@@ -132,7 +136,7 @@ class MLLM:
         attention.prepare(model.model)
         placeholders.prepare(self.decoder, self.device)
         self.calibrations = calibrations
-        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations)
+        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations, len(self.attention_layers))
         self.checked: Calibration | None = None
         self._geometry = Geometry(model.model)
         self.encoder = PictureEncoder(model.model, self._geometry, self.device)
@@ -195,9 +199,10 @@ class MLLM:
 
     @cached_property
     def special_ids(self) -> torch.Tensor:
-        """Ids that only a template may write; the id of unknown characters is not among them, as a text may produce it."""
+        """Ids that only a template may write; an id that an unknown character gets is not among them."""
         special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
-        return torch.tensor(sorted({*special, self.image_token_id} - {self.tokenizer.unk_token_id}))
+        unknown = self.tokenizer("\U0010fffd", add_special_tokens=False).input_ids
+        return torch.tensor(sorted({*special, self.image_token_id}.difference(unknown)))
 
     @cached_property
     def longest_token(self) -> int:
@@ -271,7 +276,7 @@ class MLLM:
         """The kernel of decode attention where the model lies on a single GPU; None where torch's own is used."""
         if self.device.type != "cuda" or len(self.devices) > 1 or self.ranks.size > 1:
             return None
-        shapes = {tensor.shape for tensor in self.column().tensors}
+        shapes = {tensor.shape for tensor in self.column().distinct}
         if len(shapes) > 1:  # the kernel is checked, and graphs hold its memory, for one
             return None
         _, kv_heads, _, width = shapes.pop()

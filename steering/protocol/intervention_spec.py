@@ -82,14 +82,18 @@ Words = Annotated[str, Field(max_length=1024), AfterValidator(_says_something)]
 """A text that is inserted into a prompt."""
 
 
-def check_layers(layers: Sequence[int] | None, count: int, param: str) -> None:
-    """Raise RequestError, naming the field, unless these are distinct layers below `count`, at least one."""
+def check_layers(layers: Sequence[int] | None, known: int | Sequence[int], param: str) -> None:
+    """Raise RequestError, naming the field, unless these are distinct layers, at least one, that are `known`.
+
+    known: the numbers of layers, or how many there are.
+    """
     if layers is None:
         return
-    if not layers or len(set(layers)) < len(layers) or not all(0 <= layer < count for layer in layers):
-        raise RequestError(
-            f"'{param}' must be different layer numbers from 0 to {count - 1}; got {shown(list(layers))}.", param=param
-        )
+    known = range(known) if isinstance(known, int) else known
+    if not layers or len(set(layers)) < len(layers) or not set(layers) <= set(known):
+        every = len(known) == known[-1] + 1
+        numbers = f"from 0 to {known[-1]}" if every else f"of those with softmax attention, {[*known]}"
+        raise RequestError(f"'{param}' must be different layer numbers {numbers}; got {shown(list(layers))}.", param=param)
 
 
 def check_choice(choice: TokenChoice, images: int, param: str) -> None:

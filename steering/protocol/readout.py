@@ -42,10 +42,12 @@ class ReadoutContext:
 
     N of the focus metrics, the text of a token, the tiling of each image (None where it has none, or it is unknown), the
     request's pictures (where readouts need them), the model's sinks (layers, rows, columns) where they are known, its
-    thresholds of flags, its alarm, and the digest of the calibration that they are from.
+    thresholds of flags, its alarm, and the digest of the calibration that they are from. attention_layers: the numbers of
+    the layers whose attention was measured.
     """
 
     focus_layers: int
+    attention_layers: Sequence[int]
     token_text: Callable[[int], str] = str
     tilings: Sequence[Tiling | None] = ()
     pictures: Sequence[Image.Image] = ()
@@ -236,7 +238,7 @@ class Diagnose:
             if not OF_UPDATES.isdisjoint(readout.signals(self)):
                 mllm.need_updates(f"diagnostics.{readout.name}")
         values = sum(
-            readout.values(self, mllm.num_layers, len(layout.image_columns), tokens) for readout in self.readouts
+            readout.values(self, len(mllm.attention_layers), len(layout.image_columns), tokens) for readout in self.readouts
         )
         if values > MAX_VALUES:
             raise RequestError(
@@ -345,7 +347,7 @@ class Readout(ABC):
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
         """Return how many numbers its maps may hold, where its size depends on the request.
 
-        The answer has up to `tokens` tokens, to images of `patches` patches.
+        The answer has up to `tokens` tokens, to images of `patches` patches, in a model with `layers` layers that attend.
         """
         return 0
 

@@ -20,6 +20,7 @@ from steering.protocol.readout import Diagnose
 from steering.protocol.request import Sampling
 from steering.protocol.signals import Signal
 from steering.protocol.text import TextStream
+from steering.recurrent.states import Snapshot
 
 
 class State(Enum):
@@ -109,7 +110,8 @@ class PrefillState:
     fork_of: a sequence with the same prompt and interventions, whose prefill can be copied. alone: it runs in a batch of its
     own. replay: the tokens generated before a twin joined late. reused: how many of the computed tokens came from a cache;
     unseen: how many of the first ones were embedded without their pictures. left, logits: the captures at the prompt's end,
-    by recorder or intervention, and its last logits, for sequences that copy the prompt.
+    by recorder or intervention, and its last logits, for sequences that copy the prompt; left_states: its recurrent states,
+    likewise. wanted: numbers of tokens behind which recurrent states are kept, ascending; states: these.
     """
 
     fork_of: Sequence | None = None
@@ -122,6 +124,9 @@ class PrefillState:
     rope_delta: int | torch.Tensor = 0
     left: dict[str, Any] | None = None
     logits: torch.Tensor | None = None
+    left_states: Snapshot = field(default_factory=dict)
+    wanted: tuple[int, ...] = ()
+    states: dict[int, Snapshot] = field(default_factory=dict)
 
 
 @dataclass

@@ -79,11 +79,11 @@ def _how_many(value: Any) -> int | None:
 
 
 def _are_layers(value: Sequence[int] | None, mllm: MLLM, layout: Layout) -> None:
-    _layers_of(value, None, mllm.num_layers)
+    _layers_of(value, None, mllm.attention_layers)
 
 
 def _are_last_layers(value: int | None, mllm: MLLM, layout: Layout) -> None:
-    _layers_of(None, value, mllm.num_layers)
+    _layers_of(None, value, mllm.attention_layers)
 
 
 def _form_of_layers(value: Any) -> Any:
@@ -138,20 +138,21 @@ LAST_LAYERS = ReadoutOption(
 HEATMAPS = ReadoutOption.flag("heatmaps", "Return the patch maps as PNG overlays on the images.")
 
 
-def chosen_layers(options: Diagnose, count: int) -> tuple[int, ...]:
-    """Return the layers of the patch maps of a model with `count`; raise RequestError where it lacks any."""
-    return _layers_of(options[LAYERS], options[LAST_LAYERS], count)
+def chosen_layers(options: Diagnose, attending: Sequence[int]) -> tuple[int, ...]:
+    """Return the layers of the patch maps, of those that attend; raise RequestError where any does not."""
+    return _layers_of(options[LAYERS], options[LAST_LAYERS], attending)
 
 
-def _layers_of(layers: Sequence[int] | None, last: int | None, count: int) -> tuple[int, ...]:
+def _layers_of(layers: Sequence[int] | None, last: int | None, attending: Sequence[int]) -> tuple[int, ...]:
+    count = len(attending)
     if last is not None:
         if not 1 <= last <= count:
             raise RequestError(
                 f"'diagnostics.layers.last' must be from 1 to {count}; got {shown(last)}.", param="diagnostics.layers"
             )
-        return tuple(range(count - last, count))
-    check_layers(layers, count, "diagnostics.layers")
-    return tuple(range(count)) if layers is None else tuple(layers)
+        return tuple(attending[-last:])
+    check_layers(layers, attending, "diagnostics.layers")
+    return tuple(attending if layers is None else layers)
 
 
 class PatchesReadout(Readout):
@@ -164,17 +165,17 @@ class PatchesReadout(Readout):
         return frozenset({Signal.PATCHES})
 
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
-        return len(chosen_layers(options, layers)) * patches * (1 + options[DISCOUNT_SINKS])
+        return len(options[LAYERS] or range(options[LAST_LAYERS] or layers)) * patches * (1 + options[DISCOUNT_SINKS])
 
     def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
-        layers = _layers(answer)
+        layers, places = _layers(answer)
         out: list[dict[str, Any]] = [
-            {"image": number, "layers": layers, **map_.at(layers).json("rho")}
+            {"image": number, "layers": layers, **map_.at(places).json("rho")}
             for number, map_ in enumerate(attention_maps(answer), start=1)
         ]
         if answer.options[DISCOUNT_SINKS]:
             for entry, map_ in zip(out, judged_maps(answer), strict=True):
-                entry["discounted"] = map_.whole[layers].tolist()
+                entry["discounted"] = map_.whole[places].tolist()
         return out
 
 
@@ -192,14 +193,17 @@ class HeatmapsReadout(Readout):
         return bool(options[HEATMAPS])
 
     def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
-        layers, out = _layers(answer), []
+        (layers, places), out = _layers(answer), []
         for number, (map_, picture) in enumerate(
             zip(judged_maps(answer), answer.context.pictures, strict=True), start=1
         ):
-            png = data_url(overlay(picture, map_.whole[layers].mean(0), map_.grid)) if map_.grid else None
+            png = data_url(overlay(picture, map_.whole[places].mean(0), map_.grid)) if map_.grid else None
             out.append({"image": number, "kind": "rho", "layers": layers, "png": png})
         return out
 
 
-def _layers(answer: FinishedAnswer) -> list[int]:
-    return list(chosen_layers(answer.options, len(answer.taken[NAME].patches)))
+def _layers(answer: FinishedAnswer) -> tuple[list[int], list[int]]:
+    """Return the chosen layers, and their places among those that attend."""
+    attending = answer.context.attention_layers
+    layers = list(chosen_layers(answer.options, attending))
+    return layers, [attending.index(layer) for layer in layers]

@@ -1,4 +1,7 @@
-"""Attention summed by slot, in the prompt and during the answer."""
+"""Attention summed by slot, in the prompt and during the answer.
+
+Layers are those with softmax attention: one with linear attention has no weights.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +217,7 @@ class AttentionRecorder(Slots):
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
-        slots, length, layers, device = pool.slots, pool.length, pool.layers, pool.device
+        slots, length, layers, device = pool.slots, pool.length, len(pool.mllm.attention_layers), pool.device
         spans = span_count(pool.max_images)
         self.spans = torch.zeros(slots, length, spans, device=device)
         self.sums = torch.zeros(slots, layers, spans, device=device)
@@ -276,7 +279,7 @@ class AttentionRecorder(Slots):
             to_device(groups, device),
             to_device(chunk.last, device) if chunk.complete else None,
             by_patch=by_patch,
-            maps_from=self.pool.layers - self.pool.mllm.focus_layers if mapped else None,
+            maps_from=self.sums.shape[1] - self.pool.mllm.focus_layers if mapped else None,
             at_once=at_once,
             ranks=self.pool.mllm.ranks,
         )

@@ -109,7 +109,7 @@ class Passes:
         It is run under the hooks of `others` and of `own`. rope: (1,), its rotary position.
         """
         hooks = {part.name: part.prefill(chunk) for part in others} | dict(own)
-        self._prefill(hooks, chunk, lambda step: self._decode_tokens(token[None], rope[None], step))
+        self._prefill(hooks, chunk, lambda step: self._decode_tokens(token[None], rope[None], step), kept=False)
 
     def behind(
         self, batch: DecodeBatch, others: list[Slots], own: HooksByName, tokens: torch.Tensor, rope: torch.Tensor
@@ -123,7 +123,7 @@ class Passes:
         columns = columns_of(lengths, self._pool, self._mllm.device.type)
         behind = replace(batch, positions=(batch.positions + 1).clamp(max=last), columns=columns.longest)
         hooks = {part.name: part.decode(behind) for part in others if part.acts(behind.sequences)} | dict(own)
-        self.decode_under(hooks, behind, columns, tokens, rope)
+        self.decode_under(hooks, behind, columns, tokens, rope, kept=False)
 
     def candidates(
         self,
@@ -157,29 +157,43 @@ class Passes:
         return DecodeBatch(running, positions, columns.longest, active), columns
 
     def decode_under(
-        self, hooks: HooksByName, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
+        self,
+        hooks: HooksByName,
+        batch: DecodeBatch,
+        columns: Columns,
+        tokens: torch.Tensor,
+        rope: torch.Tensor,
+        kept: bool = True,
     ) -> Computed:
-        """Run a decode eagerly under these hooks."""
+        """Run a decode eagerly under these hooks; kept: False for tokens that are only tried."""
         kernel, hooks_of_kernel = decode_kernel_of(self._mllm), Hooks.of(hooks.values())
         if kernel is not None:
             hooks_of_kernel = kernel.adopted(hooks_of_kernel)
         reads = (batch.columns, hooks_of_kernel, columns.common, columns.apart)
-        step = Decode(self._pool, batch.positions, *reads, kernel=kernel)
+        step = Decode(self._pool, batch.positions, *reads, kernel=kernel, kept=kept)
         hidden = self._decode_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
         step.hooks.settle(batch.positions)
         hidden = hidden.to(self._mllm.device)
         return Computed(hidden, self._mllm.head(hidden[:, -1]))
 
     def _prefill(
-        self, hooks: HooksByName, chunk: PrefillChunk, decoder: Callable[[Prefill], Any], causal: bool = True
+        self,
+        hooks: HooksByName,
+        chunk: PrefillChunk,
+        decoder: Callable[[Prefill], Any],
+        causal: bool = True,
+        kept: bool = True,
     ) -> Computed:
-        """Run a prefill eagerly; causal: a token attends to those before it alone."""
+        """Run a prefill eagerly; causal: a token attends to those before it alone. kept: False for tokens only tried."""
         ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
         step = Prefill(self._pool, chunk.rows, chunk.starts[0], Hooks.of(hooks.values()), ragged)
+        step.lengths, step.wanted, step.kept = chunk.lengths, chunk.wanted if kept else (), kept
         if causal and self._fast is not None:
             step.kernel = self._fast.prompt_kernel()
         hidden: torch.Tensor = decoder(step).last_hidden_state.to(self._mllm.device)
         step.hooks.settle(None)
+        for (row, length), states in step.recurrent.taken.items():
+            chunk.sequences[row].prefill.states[chunk.starts[row] + length] = states
         return Computed(hidden, self._mllm.head_at(hidden, chunk.last) if chunk.complete else None)
 
     def _decode_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> Any:

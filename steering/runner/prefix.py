@@ -3,6 +3,9 @@
 A block is identified by the hash of everything before its end (`prompt.blocks`) and by what was done to it, so that nothing
 is shared between different settings. Slots share no memory: blocks are copied in and out, except into a slot where the
 previous sequence left the same ones. The least recently used blocks go first; of one prompt, the last.
+
+A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are two of a
+prompt at most: behind its last whole block, and where it departs from what was cached.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,6 +27,7 @@ from steering.model.embedded import Embedded
 from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, HookPlans, PrefillChunk
+from steering.recurrent.states import Snapshot, snapshot_bytes
 
 WORTH = 4
 """Least number of blocks that a prompt waits a step for, or is kept for: fewer take no longer than the step."""
@@ -31,6 +35,8 @@ SHARE = 9
 """Least cached part of a prompt, as its divisor: what runs after a cached prefix needs a mask, which is slower."""
 RESTS = 64, 4096
 """Number of prompts that are not cached after a failure, as from lack of memory: at first, and at most; it doubles."""
+GRAIN = 64
+"""Recurrent states are kept behind a multiple of this many tokens, at which linear attention computes them anyway."""
 POSITIONS = "positions"
 """The name under which rotary positions (tokens, axes) are kept beside measurements."""
 _Key = tuple[Hashable, bytes]
@@ -63,16 +69,18 @@ class _Run(NamedTuple):
 class _Block:
     """A cached block.
 
-    number: in `KVBlocks`. measured: (tokens, ...) by part. mark: unique to this block, even after it is dropped.
+    number: in `KVBlocks`. measured: (tokens, ...) by part. mark: unique to this block, even after it is dropped. states: the
+    recurrent states behind it, where they are kept.
     """
 
     number: int
     measured: dict[str, torch.Tensor]
     mark: int
+    states: Snapshot = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Bytes beside keys and values."""
+        """Bytes of what was measured."""
         return sum(values.nbytes for values in self.measured.values())
 
 
@@ -91,6 +99,9 @@ class PrefixCache:
         self._free: list[int] = []
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._beside = 0
+        # Half is for recurrent states, where the model has any.
+        self._most_states = capacity // 2 if pool.states else 0
+        self._with_states: OrderedDict[_Key, int] = OrderedDict()  # their bytes, the least recently used first
         self._marks = itertools.count()
         self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of the blocks in its first columns
         self._rest_length, self._resting = RESTS[0], 0
@@ -104,6 +115,10 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """Bytes of the blocks that are kept now."""
+        return self._bytes_of_blocks + sum(self._with_states.values())
+
+    @property
+    def _bytes_of_blocks(self) -> int:
         return self._beside + len(self._blocks) * (0 if self._store is None else self._store.bytes_each)
 
     def stats(self) -> dict[str, int]:
@@ -115,7 +130,7 @@ class PrefixCache:
         """Drop everything, and cache nothing of the next prompts, whose number is returned: a failure may pass."""
         self._store, self._beside = None, 0
         self._resting, self._rest_length = self._rest_length, min(2 * self._rest_length, RESTS[1])
-        for entries in (self._blocks, self._plans, self._runs, self._tails, self._lying):
+        for entries in (self._blocks, self._with_states, self._plans, self._runs, self._tails, self._lying):
             entries.clear()
         return self._resting
 
@@ -129,6 +144,8 @@ class PrefixCache:
         plan = self._plan(sequence)
         if plan is None:
             return False
+        if self._pool.states:
+            return False  # its states behind the common beginning will be kept for a third such prompt
         at = max(len(self._find_blocks(plan)) + WORTH, plan.least) - 1
         fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
         plans = [self._plan(sequence) for sequence in others] if fits else []
@@ -152,6 +169,7 @@ class PrefixCache:
         if blocks and not bool((_positions(blocks) == positions[:known_length]).all()):
             return
         self._runs[sequence] = run = _Run(plan, {POSITIONS: [positions]})
+        sequence.prefill.wanted = self._wanted(plan, len(blocks))
         if not blocks or self._store is None:
             return
         self._touch(plan.keys[: len(blocks)])
@@ -159,6 +177,7 @@ class PrefixCache:
         shared = _shared_length(lying, marks)
         self._store.load(sequence.slot, shared, [block.number for block in blocks[shared:]])
         self._lying[sequence.slot] = marks
+        self._pool.states.put(sequence.slot, known_length, blocks[-1].states)
         for part in self._hook_plans.of([sequence]).keeping:
             if part.name in plan.needed:
                 run.measured[part.name] = [_join(blocks, part.name)]
@@ -189,6 +208,7 @@ class PrefixCache:
         if first < len(keys):
             measured = {name: torch.cat(parts)[first * SIZE :] for name, parts in run.measured.items()}
             self._add(sequence.slot, keys, first, measured)
+        self._keep_states(keys, sequence.prefill.states)
         self._touch(keys)
         if run.plan.generated:
             self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
@@ -241,7 +261,7 @@ class PrefixCache:
                 settings.append((part.name, reuse.key))
             if reuse.measured:
                 needed.add(part.name)
-            generated = generated and reuse.generated and reuse.key == ()
+            generated = generated and reuse.generated and reuse.key == () and not self._pool.states
         settings_key = tuple(settings)
         keys = tuple((settings_key, name) for name in prompt.blocks[: (prompt.length - 1) // SIZE])
         least = -(-prompt.length // (SHARE * SIZE))
@@ -249,12 +269,37 @@ class PrefixCache:
 
     def _find_blocks(self, plan: _Plan) -> list[_Block]:
         """Return the cached blocks of a prompt's beginning; none where they are too few to be useful."""
-        blocks = []
-        for key in plan.keys[: plan.most]:
-            if not self._has(key, plan.needed):
-                break
-            blocks.append(self._blocks[key])
+        blocks = self._cached(plan)
+        if self._pool.states:
+            while blocks and not blocks[-1].states:
+                blocks.pop()
         return blocks if len(blocks) >= plan.least else []
+
+    def _cached(self, plan: _Plan) -> list[_Block]:
+        """Return the cached blocks of a prompt's beginning, as far as they may be left out."""
+        keys = itertools.takewhile(lambda key: self._has(key, plan.needed), plan.keys[: plan.most])
+        return [self._blocks[key] for key in keys]
+
+    def _wanted(self, plan: _Plan, found: int) -> tuple[int, ...]:
+        """Return the numbers of a prompt's tokens behind which its recurrent states should be kept.
+
+        found: how many blocks come from the cache.
+        """
+        if not self._pool.states:
+            return ()
+        ends = {blocks * SIZE // GRAIN * GRAIN for blocks in (len(self._cached(plan)), len(plan.keys))}
+        return tuple(sorted(end for end in ends if end > found * SIZE))
+
+    def _keep_states(self, keys: tuple[_Key, ...], states: Mapping[int, Snapshot]) -> None:
+        """Keep a prompt's recurrent states beside its blocks, as far as there is room; states: by number of tokens."""
+        for tokens, snapshot in states.items():
+            key, size = keys[tokens // SIZE - 1], snapshot_bytes(snapshot)
+            if key not in self._blocks or key in self._with_states or size > self._most_states:
+                continue
+            while sum(self._with_states.values()) + size > self._most_states:
+                oldest, _ = self._with_states.popitem(last=False)
+                self._blocks[oldest].states = {}
+            self._blocks[key].states, self._with_states[key] = snapshot, size
 
     def _has(self, key: _Key, needed: frozenset[str]) -> bool:
         block = self._blocks.get(key)
@@ -263,21 +308,24 @@ class PrefixCache:
     def _touch(self, keys: Iterable[_Key]) -> None:
         """Mark blocks as used, so that a prompt's first ones are dropped last."""
         for key in reversed(list(keys)):
-            if key in self._blocks:
-                self._blocks.move_to_end(key)
+            for entries in (self._blocks, self._with_states):
+                if key in entries:
+                    entries.move_to_end(key)
 
     def _add(self, slot: int, keys: tuple[_Key, ...], first: int, measured: Mapping[str, torch.Tensor]) -> None:
         """Keep a prompt's blocks with their measurements, from `first` on, as far as there is room beside earlier ones."""
         self._touch(keys[:first])
         store = self._store or self._make()
-        earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
+        earlier = {key: self._drop(key) for key in keys[first:] if key in self._blocks}
         key_set, new = set(keys), []
         for at, key in enumerate(keys[first:], first):
             rows = slice((at - first) * SIZE, (at + 1 - first) * SIZE)
             own_measured = {name: values[rows].clone() for name, values in measured.items()}
             for name, values in own_measured.items():
                 self._form.check(name, [values], varies=name == POSITIONS)  # a text has one axis, pictures have several
-            block = _Block(-1, earlier.get(key, {}) | own_measured, next(self._marks))
+            block = _Block(-1, own_measured, next(self._marks))
+            if key in earlier:
+                block.measured = earlier[key].measured | own_measured
             if not self._make_room(block.bytes, key_set):
                 break
             block.number = self._free.pop()
@@ -291,14 +339,14 @@ class PrefixCache:
                 self._lying[slot] = (*lying, *[block.mark for block in new])
 
     def _make(self) -> KVBlocks:
-        self._store = KVBlocks(self._pool, SIZE, self.capacity)
+        self._store = KVBlocks(self._pool, SIZE, self.capacity - self._most_states)
         self._free = list(range(self._store.count))[::-1]
         return self._store
 
     def _make_room(self, beside: int, keys: set[_Key]) -> bool:
         """Drop the oldest until a block and `beside` bytes more fit; return False where only a prompt's `keys` are left."""
         assert self._store is not None
-        while not self._free or self.bytes + self._store.bytes_each + beside > self.capacity:
+        while not self._free or self._bytes_of_blocks + self._store.bytes_each + beside > self.capacity - self._most_states:
             oldest = next(iter(self._blocks), None)
             if oldest is None or oldest in keys:
                 return False
@@ -307,6 +355,7 @@ class PrefixCache:
 
     def _drop(self, key: _Key) -> _Block:
         block = self._blocks.pop(key)
+        self._with_states.pop(key, None)
         self._free.append(block.number)
         self._beside -= block.bytes
         return block

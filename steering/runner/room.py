@@ -68,6 +68,7 @@ def at_once(mllm: MLLM, slots: int, length: int, share: float, reserved: int) ->
     bytes_by_device: Counter[torch.device] = Counter()
     for tensor in column.distinct:
         bytes_by_device[tensor.device] += tensor.nbytes * length
+    bytes_by_device.update(column.states.slot_bytes)
     room = [slots]
     for device, size in bytes_by_device.items():
         if (free := free_bytes(device)) is not None:

@@ -141,6 +141,7 @@ class Runner:
             sequence.prefill.embedded = None
             if sequence.prefill.expects_forks:
                 sequence.prefill.left = {part.name: part.left(sequence) for part in self._parts}
+                sequence.prefill.left_states = self.pool.states.taken(sequence.slot, sequence.prompt.length)
                 sequence.prefill.logits = logits[row]
         return None if sequences[0].prefill.replay else logits
 
@@ -186,6 +187,7 @@ class Runner:
             sequence.prefill.rope_delta = source.prefill.rope_delta
             self._place(sequence)
             self._copy(source.slot, sequence.slot, source.prompt.length)
+            self.pool.states.put(sequence.slot, source.prompt.length, source.prefill.left_states)
             for part in self._parts:
                 part.restore(sequence, source.prefill.left[part.name])
             sequence.computed = source.prompt.length
@@ -347,6 +349,7 @@ class Runner:
     def move(self, source: int, target: int, length: int) -> None:
         """Move a sequence with `length` used columns to another slot."""
         self._copy(source, target, length)
+        self.pool.states.move(source, target)
         for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
         self.choice.move(source, target)

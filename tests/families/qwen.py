@@ -37,7 +37,7 @@ _VISION3 = PATCHES | {
 _DEEPSTACK = _VISION3 | {"deepstack_visual_indexes": [0, 1]}
 
 
-def _qwen(generation: str, model_type: str, text: Json, vision: Json, template: str = _TURNS) -> Family:
+def _qwen(generation: str, model_type: str, text: Json, vision: Json, template: str = _TURNS, final_norm: float | None = None) -> Family:
     sizes = {"size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}}
     return Family(
         config={"model_type": model_type, "text_config": text, "vision_config": vision} | _IDS,
@@ -46,6 +46,7 @@ def _qwen(generation: str, model_type: str, text: Json, vision: Json, template: 
         processor={"processor_class": f"Qwen{generation}VLProcessor"},
         template=template,
         specials=_SPECIALS,
+        final_norm=final_norm,
         **CHATML_ENDS,
     )
 
@@ -78,7 +79,7 @@ QWEN3_VL_MOE = _qwen(
     ),
     _DEEPSTACK,
 )
-# Three of four layers are linear attention with a recurrent state.
+# Every other layer has linear attention, with a recurrent state.
 QWEN3_5 = _qwen(
     "3",
     "qwen3_5",
@@ -86,6 +87,7 @@ QWEN3_5 = _qwen(
         "qwen3_5_text",
         head_dim=16,
         num_hidden_layers=4,
+        full_attention_interval=2,
         linear_num_value_heads=4,
         linear_num_key_heads=2,
         linear_key_head_dim=8,
@@ -93,4 +95,5 @@ QWEN3_5 = _qwen(
         rope_parameters=MROPE | {"partial_rotary_factor": 1.0},
     ),
     _VISION3,
+    final_norm=-0.5,  # 1 is added to it
 )

@@ -22,8 +22,9 @@ SUPPORTED: dict[str, Family] = {
     "mistral3": native.MISTRAL3,
     "aya_vision": tiled.AYA_VISION,
     "gemma4": gemma.GEMMA4,
+    "qwen3_5": qwen.QWEN3_5,
 }
-REFUSED: dict[str, Family] = {"qwen3_5": qwen.QWEN3_5, "mllama": tiled.MLLAMA}
+REFUSED: dict[str, Family] = {"mllama": tiled.MLLAMA}
 """Models that an engine with one key-value slot per layer and token must refuse."""
 IMAGE_ONLY = ("paligemma", "paligemma2")
 """Their processors refuse a chat without images."""

@@ -108,7 +108,11 @@ def _is_like_llama(layer: nn.Module) -> bool:
             part = getattr(part, step, None)
         return part is not None
 
-    return all(map(has, MODULES)) and not has("pre_feedforward_layernorm")
+    if not all(map(has, MODULES)) or has("pre_feedforward_layernorm"):
+        return False
+    attention: Any = layer.self_attn
+    queries = getattr(getattr(attention, "q_proj", None), "out_features", None)
+    return queries in (None, attention.o_proj.in_features)  # otherwise they bring a gate of the output
 
 
 def without_peaks(weights: torch.Tensor, among: torch.Tensor) -> torch.Tensor:

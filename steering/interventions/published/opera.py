@@ -188,7 +188,7 @@ class OperaRows(AttentionHook):
         self._mllm = mllm
 
     def reads(self, layer: int) -> bool:
-        return layer == self._mllm.num_layers - 1
+        return layer == self._mllm.attention_layers[-1]
 
     def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
         highest = weights[:, :, 0].float().amax(1)[..., None]  # (rows, columns, 1), of this rank's heads

@@ -57,7 +57,7 @@ def test_the_patched_model_still_runs_as_a_plain_one(family: str, load_mllm: Loa
 @pytest.mark.parametrize("family", EVERY)
 def test_facts_about_the_model(family: str, load_mllm: LoadMLLM) -> None:
     mllm = load_mllm(family)
-    assert (mllm.num_layers, mllm.hidden_size) == (families.LAYERS, families.HIDDEN)
+    assert (mllm.num_layers, mllm.hidden_size) == (mllm.text_config.num_hidden_layers, families.HIDDEN)
     assert mllm.context_length == 4096
     assert mllm.vocab_size >= len(mllm.tokenizer)
     assert mllm.name == family

@@ -44,7 +44,7 @@ def test_supported_families_pass(family: str, load_mllm: LoadMLLM) -> None:
 
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("qwen3_5", "linear_attention"), ("mllama", "cross-attention")],
+    [("mllama", "cross-attention")],
 )
 def test_unsupported_families_are_refused_by_their_structure(family: str, reason: str, root: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{family} cannot be served: .*{reason}"):
@@ -89,10 +89,10 @@ def test_a_processor_that_does_not_tell_where_images_are_is_refused(
 
 
 def test_every_unsupported_family_has_its_refusal_tested() -> None:
-    assert set(families.UNSUPPORTED) == {"qwen3_5", "mllama"}
+    assert set(families.UNSUPPORTED) == {"mllama"}
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "mllama"])
+@pytest.mark.parametrize("family", ["mllama"])
 def test_a_structure_that_the_config_does_not_give_away_is_refused_by_the_check(
     family: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
