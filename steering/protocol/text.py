@@ -30,7 +30,7 @@ def texts_of(tokenizer: Any) -> Callable[[int], Text]:
 
     @lru_cache(maxsize=100_000)
     def text_of(token: int) -> Text:
-        name = str(tokenizer.convert_ids_to_tokens(token))
+        name = tokenizer.convert_ids_to_tokens(token) or ""  # a model's vocabulary may be larger than its tokenizer's
         if (byte := _BYTE_FALLBACK.fullmatch(name)) is not None:
             raw = bytes([int(byte[1], 16)])
         elif byte_level and token not in added:

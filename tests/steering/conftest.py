@@ -24,7 +24,7 @@ from tests.steering.plain import Plain
 MakeEngine = Callable[..., steering.Engine]
 LoadMLLM = Callable[[str], steering.MLLM]
 LoadPlain = Callable[[str], Plain]
-OF_EACH_KIND = ("qwen2_vl", "qwen3_vl_moe", "llava", "gemma3", "paligemma2", "idefics3")
+OF_EACH_KIND = ("qwen2_vl", "qwen3_5", "qwen3_vl_moe", "llava", "gemma3", "paligemma2", "idefics3")
 """Families where not all are tested: M-RoPE, experts, single positions, windows, a bidirectional prompt, tiles."""
 
 

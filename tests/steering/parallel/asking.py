@@ -38,12 +38,12 @@ LAYERS = 5
 """The model's layers: more than the allowed waits of a step, so that one wait per layer is noticed."""
 
 
-def small(folder: Path) -> Path:
+def small(folder: Path, family: str = "qwen2_vl") -> Path:
     """Return a folder with a model of few layers, a vector and a calibration for the requests.
 
     Pretended devices, and communication at each layer, take long.
     """
-    mllm = steering.load(families.build("qwen2_vl", folder, layers=LAYERS), device="cpu")
+    mllm = steering.load(families.build(family, folder, layers=LAYERS), device="cpu")
     drawn = torch.Generator().manual_seed(0)
     weights = (torch.ones(LAYERS) for _ in range(3))
     direction = torch.randn(LAYERS, mllm.hidden_size, generator=drawn)
