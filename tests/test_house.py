@@ -17,8 +17,8 @@ BESIDE = ("tests", "benchmarks")
 """Packages that may import whatever they like, but have the same limits of size."""
 FLOORS = {
     "steering": (
-        "triton", "decoder", "vision", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
-        "readouts", "interventions", "accel", "runner", "cpu", "messages", "core", "front", "auto", "notebook",
+        "triton", "recurrent", "decoder", "vision", "model", "prompt", "grammar", "tools", "protocol", "vectors",
+        "recorders", "readouts", "interventions", "accel", "runner", "cpu", "messages", "core", "front", "auto", "notebook",
         "child", "vllm", "bench",
     ),
     "server": (

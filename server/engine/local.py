@@ -158,6 +158,7 @@ def about(mllm: steering.MLLM) -> dict[str, Any]:
         "family": mllm.model.config.model_type,
         "vocabulary": mllm.vocab_size,
         "focus_layers": mllm.focus_layers,
+        "attention_layers": list(mllm.attention_layers),
         "generation_defaults": dict(mllm.generation_defaults),
         "self_check": {
             "steps": selfcheck.STEPS,

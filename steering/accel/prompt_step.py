@@ -123,7 +123,8 @@ class PackedPromptStep(DecoderStep):
         layers.
         """
         hooks: list[Hook] = put_together(self.shape.tree, tensors)
-        step = PackedPrompts(KVPool.of(cached, self._mllm[0].attention_layers), places, embeds.shape[1], self._columns, Hooks.of(hooks))
+        pool = KVPool.of(cached, self._mllm[0].attention_layers)
+        step = PackedPrompts(pool, places, embeds.shape[1], self._columns, Hooks.of(hooks))
         if not self._overlay:
             return self.run(embeds, positions, step, None, hooks, tensors)
         marks, argument = self._overlay

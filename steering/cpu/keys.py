@@ -26,7 +26,18 @@ from torch.utils._pytree import tree_map
 from steering.cpu.kernels.operators import SHIMS, sources
 
 FORMAT = 6
-CODE = ("accel", "cpu", "decoder", "interventions", "measures.py", "model", "recorders", "triton", "vision")
+CODE = (
+    "accel",
+    "cpu",
+    "decoder",
+    "interventions",
+    "measures.py",
+    "model",
+    "recorders",
+    "recurrent",
+    "triton",
+    "vision",
+)
 """The parts of this package that a step's computations are written in."""
 ROOT = Path(__file__).parents[1]
 

@@ -20,8 +20,8 @@ Stamps = tuple[tuple[int, int, int] | None, ...]
 class CalibrationFiles:
     """Reads a model's calibration again whenever one of its files changed; any thread may ask.
 
-    `held` is the calibration that was loaded before. `calibrations` is the user's folder, `folder` the model's own. The others are as of
-    `Calibration.load`.
+    `held` is the calibration that was loaded before. `calibrations` is the user's folder, `folder` the model's own; the
+    others are as of `Calibration.load`.
     """
 
     def __init__(

@@ -239,15 +239,18 @@ def refuse_structure(config: Any) -> None:
     The self-check catches the rest.
     """
     text = config.get_text_config()
-    held = {"full_attention", "sliding_attention", *(["linear_attention"] if hasattr(text, "linear_key_head_dim") else ())}
+    held = {
+        "full_attention",
+        "sliding_attention",
+        *(["linear_attention"] if hasattr(text, "linear_key_head_dim") else ()),
+    }
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - held)
     reason = None
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         reason = "it takes no images, as far as transformers knows"
     elif kinds:
         reason = (
-            f"it has layers of type {', '.join(kinds)}; only full and sliding softmax attention, and linear attention by the "
-            "gated delta rule, can be held"
+            f"it has layers of type {', '.join(kinds)}; only softmax attention and the gated delta rule can be held"
         )
     elif getattr(text, "cross_attention_layers", None):
         reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"

@@ -70,8 +70,8 @@ class MLLM:
     sizes of pictures, None where a request cannot set these bounds; `calibration` holds the results of probes, None where
     there are none, and `calibrations` is their folder; `checked` holds the self-check's measurements of the same, on its own
     two prompts; `generation_defaults` is the checkpoint's own sampling; `updates_add_up` tells whether each layer's output
-    is known to be its input and the two updates that hooks are given. `shared` weights keep their form. `attention_layers`
-    are the numbers of the layers with softmax attention, `recurrent_layers` of the others.
+    is known to be its input and the two updates that hooks are given; `attention_layers` and `recurrent_layers` are the
+    numbers of layers with softmax attention and with recurrent states. `shared` weights keep their form.
     """
 
     def __init__(
@@ -100,8 +100,7 @@ class MLLM:
         self.decoder: Any = model.get_decoder()
         self.layers: nn.ModuleList = self.decoder.layers
         self.num_layers = len(self.layers)
-        self.recurrent_layers = delta.prepare(self.layers, getattr(self.text_config, "layer_types", None) or ())
-        self.attention_layers = tuple(layer for layer in range(self.num_layers) if layer not in self.recurrent_layers)
+        self.attention_layers, self.recurrent_layers = delta.prepare(self.layers, self.text_config)
         self.hidden_size: int = self.text_config.hidden_size
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.context_length: int = int(getattr(self.text_config, "max_position_embeddings", 0) or 4096)
@@ -129,14 +128,14 @@ class MLLM:
         self._head = OutputHead(model)
         self.token_inputs = TokenInputs(model)
         self._masks = WrapperMasks(getattr(self.text_config, "sliding_window", None))
-        self._updates = updates.install(self.layers, ranks)
+        self._updates, self._followed, self.updates_add_up = updates.install(self.layers, ranks), False, True
         self.ffn_widths = tuple(update.width for update in self._updates)
-        self._followed, self.updates_add_up = False, True
         patches.prepare(model)
         attention.prepare(model.model)
         placeholders.prepare(self.decoder, self.device)
         self.calibrations = calibrations
-        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations, len(self.attention_layers))
+        attending = len(self.attention_layers)
+        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations, attending)
         self.checked: Calibration | None = None
         self._geometry = Geometry(model.model)
         self.encoder = PictureEncoder(model.model, self._geometry, self.device)
@@ -202,7 +201,7 @@ class MLLM:
         """Ids that only a template may write; an id that an unknown character gets is not among them."""
         special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
         unknown = self.tokenizer("\U0010fffd", add_special_tokens=False).input_ids
-        return torch.tensor(sorted({*special, self.image_token_id}.difference(unknown)))
+        return torch.tensor(sorted((special | {self.image_token_id}).difference(unknown)))
 
     @cached_property
     def longest_token(self) -> int:
@@ -256,8 +255,7 @@ class MLLM:
     def column(self) -> KVPool:
         """Return keys and values of a single column, after which those of all columns are shaped.
 
-        Families state the width of keys and values in many ways, so it is read off a pass. The first such pass is traced to
-        find the modules whose outputs layers add.
+        Families state their widths in many ways. The first such pass is traced to find the modules whose outputs layers add.
         """
         pool = ColumnPool()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)

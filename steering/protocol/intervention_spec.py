@@ -93,7 +93,9 @@ def check_layers(layers: Sequence[int] | None, known: int | Sequence[int], param
     if not layers or len(set(layers)) < len(layers) or not set(layers) <= set(known):
         every = len(known) == known[-1] + 1
         numbers = f"from 0 to {known[-1]}" if every else f"of those with softmax attention, {[*known]}"
-        raise RequestError(f"'{param}' must be different layer numbers {numbers}; got {shown(list(layers))}.", param=param)
+        raise RequestError(
+            f"'{param}' must be different layer numbers {numbers}; got {shown(list(layers))}.", param=param
+        )
 
 
 def check_choice(choice: TokenChoice, images: int, param: str) -> None:

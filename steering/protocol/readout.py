@@ -238,7 +238,8 @@ class Diagnose:
             if not OF_UPDATES.isdisjoint(readout.signals(self)):
                 mllm.need_updates(f"diagnostics.{readout.name}")
         values = sum(
-            readout.values(self, len(mllm.attention_layers), len(layout.image_columns), tokens) for readout in self.readouts
+            readout.values(self, len(mllm.attention_layers), len(layout.image_columns), tokens)
+            for readout in self.readouts
         )
         if values > MAX_VALUES:
             raise RequestError(

@@ -76,7 +76,9 @@ class PrefillChunk:
     def wanted(self) -> list[list[int]]:
         """For each row, the numbers of its tokens behind which recurrent states are wanted."""
         rows = zip(self.sequences, self.starts, self.lengths, strict=True)
-        return [[at - start for at in one.prefill.wanted if start < at <= start + length] for one, start, length in rows]
+        return [
+            [at - start for at in one.prefill.wanted if start < at <= start + length] for one, start, length in rows
+        ]
 
     def latest(self, new: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: all of `new`."""

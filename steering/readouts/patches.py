@@ -25,7 +25,6 @@ from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Readout
 from steering.protocol.signals import Signal
 from steering.protocol.wording import is_whole, must, shown, whole_numbers
 from steering.readouts.maps import DISCOUNT_SINKS, attention_maps, judged_maps
-from steering.recorders.attention import NAME
 
 SIDE = 512
 """The maximum length of an overlay's longer side, in pixels."""

@@ -1,15 +1,15 @@
 """Linear attention by the gated delta rule, with the recurrent states of slots.
 
-A layer of Qwen3.5 and its likes has, for each head, a matrix S (k, v) in place of keys and values: S <- exp(g) S + k (beta (v
-- k^T exp(g) S))^T, and the output is S^T q (Yang et al. 2025, "Gated Delta Networks", section 3.1). Queries, keys and values
-come out of a short causal convolution.
+A layer of Qwen3.5 and its likes has, for each head, a matrix S (k, v) in place of keys and values: S <- exp(g) S, then
+S <- S + k (beta (v - S^T k))^T, and the output is S^T q (Yang et al. 2025, "Gated Delta Networks", section 3.1). Queries,
+keys and values come out of a short causal convolution.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,11 +25,11 @@ _EPS = 1e-6
 """Added to the squared length of queries and keys, as in transformers."""
 
 
-def prepare(layers: nn.ModuleList, kinds: Sequence[str] = ()) -> tuple[int, ...]:
-    """Let linear attention keep its states in slots; return the numbers of the layers that have such attention.
+def prepare(layers: nn.ModuleList, config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Let linear attention keep its states in slots; return the numbers of the other layers, and of those that have it.
 
-    A forward pass without a step is left as it is. Raises UnsupportedModel where one of these `kinds` of layers is
-    "linear_attention", but of another form.
+    A forward pass without a step is left as it is. Raises UnsupportedModel for linear attention of another form; config: the
+    text model's, which tells the types of layers.
     """
     found = []
     for index, layer in enumerate(layers):
@@ -37,9 +37,10 @@ def prepare(layers: nn.ModuleList, kinds: Sequence[str] = ()) -> tuple[int, ...]
             if all(hasattr(module, part) for part in _PARTS):
                 module.forward = GatedDelta(module, index, module.forward)
                 found.append(index)
+    kinds = getattr(config, "layer_types", None) or ()
     if unknown := {at for at, kind in enumerate(kinds[: len(layers)]) if kind == "linear_attention"} - {*found}:
         raise UnsupportedModel(f"The linear attention of layers {sorted(unknown)} has an unknown form.")
-    return tuple(found)
+    return tuple(at for at in range(len(layers)) if at not in found), tuple(found)
 
 
 class GatedDelta:
@@ -92,7 +93,10 @@ class GatedDelta:
         return mixed.new_empty(1, mixed.shape[1], self._width), mixed.new_empty(matrix, dtype=torch.float32)
 
     def _projected(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys (rows, n, key heads, k) and values (rows, n, heads, v) of inputs (rows, channels, more + n)."""
+        """Return queries, keys (rows, n, key heads, k) and values (rows, n, heads, v).
+
+        inputs: (rows, channels, width + n).
+        """
         module = self._module
         weight = module.conv1d.weight
         if inputs.shape[2] == weight.shape[2]:  # one token, for which torch's convolution is slow

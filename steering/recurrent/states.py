@@ -104,7 +104,9 @@ class RecurrentStates:
         held = torch.where(second == lengths, slots + self.slots, 2 * self.slots)
         return torch.where(lengths == 0, 2 * self.slots, torch.where(first == lengths, slots, held))
 
-    def write_to(self, read: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    def write_to(
+        self, read: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor
+    ) -> torch.Tensor:
         """Return the rows for the states behind tokens `ends`, of slots whose states behind `starts` are in rows `read`.
 
         The states in `read` stay. Where a slot had none, what is written is not kept. All are (rows,).
@@ -234,7 +236,7 @@ class RecurrentPass:
     def take(self, layer: int, part: int, inputs: torch.Tensor, width: int, matrix: torch.Tensor) -> None:
         """Take the snapshots behind a part.
 
-        inputs: (rows, channels, width + n), those of each row's tokens, and the `width` before them. matrix: behind the part.
+        inputs: (rows, channels, width + n), of each row's tokens and the `width` before them. matrix: behind the part.
         """
         for row, wanted in enumerate(self.wanted):
             if part < len(wanted):

@@ -4,8 +4,8 @@ A block is identified by the hash of everything before its end (`prompt.blocks`)
 is shared between different settings. Slots share no memory: blocks are copied in and out, except into a slot where the
 previous sequence left the same ones. The least recently used blocks go first; of one prompt, the last.
 
-A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are two of a
-prompt at most: behind its last whole block, and where it departs from what was cached.
+A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are two
+of a prompt at most: behind its last whole block, and where it departs from what was cached.
 """
 
 from __future__ import annotations
@@ -346,7 +346,10 @@ class PrefixCache:
     def _make_room(self, beside: int, keys: set[_Key]) -> bool:
         """Drop the oldest until a block and `beside` bytes more fit; return False where only a prompt's `keys` are left."""
         assert self._store is not None
-        while not self._free or self._bytes_of_blocks + self._store.bytes_each + beside > self.capacity - self._most_states:
+        while (
+            not self._free
+            or self._bytes_of_blocks + self._store.bytes_each + beside > self.capacity - self._most_states
+        ):
             oldest = next(iter(self._blocks), None)
             if oldest is None or oldest in keys:
                 return False

@@ -57,10 +57,7 @@ class Runner:
         backend: Backend | None = None,
         pass_tokens: int = 0,
     ):
-        """Allocate the slots, beside caches and a prefill of `pass_tokens`.
-
-        `backend` is used for each pass that it supports.
-        """
+        """Allocate the slots, beside caches and a prefill of `pass_tokens`; use `backend` for each pass that it supports."""
         self.mllm = mllm
         self.threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)

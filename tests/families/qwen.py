@@ -37,7 +37,14 @@ _VISION3 = PATCHES | {
 _DEEPSTACK = _VISION3 | {"deepstack_visual_indexes": [0, 1]}
 
 
-def _qwen(generation: str, model_type: str, text: Json, vision: Json, template: str = _TURNS, final_norm: float | None = None) -> Family:
+def _qwen(
+    generation: str,
+    model_type: str,
+    text: Json,
+    vision: Json,
+    template: str = _TURNS,
+    final_norm: float | None = None,
+) -> Family:
     sizes = {"size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}}
     return Family(
         config={"model_type": model_type, "text_config": text, "vision_config": vision} | _IDS,
@@ -79,21 +86,35 @@ QWEN3_VL_MOE = _qwen(
     ),
     _DEEPSTACK,
 )
+_LINEAR: Json = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_parameters": MROPE | {"partial_rotary_factor": 1.0},
+}
 # Every other layer has linear attention, with a recurrent state.
 QWEN3_5 = _qwen(
     "3",
     "qwen3_5",
-    text(
-        "qwen3_5_text",
-        head_dim=16,
-        num_hidden_layers=4,
-        full_attention_interval=2,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        rope_parameters=MROPE | {"partial_rotary_factor": 1.0},
-    ),
+    text("qwen3_5_text", **_LINEAR),
     _VISION3,
     final_norm=-0.5,  # 1 is added to it
+)
+QWEN3_5_MOE = _qwen(
+    "3",
+    "qwen3_5_moe",
+    text(
+        "qwen3_5_moe_text",
+        **_LINEAR,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+    _VISION3,
+    final_norm=-0.5,
 )

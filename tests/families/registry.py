@@ -50,6 +50,7 @@ FURTHER: dict[str, Family] = {
     "llama4": further.LLAMA4,
     "lfm2_vl": further.LFM2_VL,
     "gemma4_large": gemma.GEMMA4_LARGE,
+    "qwen3_5_moe": qwen.QWEN3_5_MOE,
 }
 """Models that differ from those in one thing; not every test asks them."""
 ALL = SUPPORTED | REFUSED | UNLIKE | FURTHER

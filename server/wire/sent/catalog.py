@@ -385,6 +385,8 @@ class About(AnswerBody):
     vocabulary: int | None = None
     focus_layers: int | None = None
     """Number of last layers that the focus metrics use."""
+    attention_layers: list[int] | None = None
+    """The layers with softmax attention, of which readouts of attention are; a model with linear attention has others."""
     generation_defaults: Object | None = None
     self_check: SelfCheck | None = None
     calibration: MeasuredFor | None = None

@@ -14,6 +14,10 @@ from tests.families.family import Json
 from tests.families.parts import SIGLIP
 from tests.families.registry import ALL
 
+_QWEN35: Json = {
+    "full_attention_interval": 4, "head_dim": 32,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
+}  # fmt: skip
 _MROPE: Json = {"type": "mrope", "mrope_section": [2, 3, 3]}  # sums to half of the head's width; [16, 24, 24] there
 _QWEN2: Json = {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 28, "rope_theta": 1e6}
 _PIXELS: Json = {"min_pixels": 3136, "max_pixels": 12845056}
@@ -218,7 +222,14 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "LiquidAI/LFM2-VL-1.6B": Published("lfm2_vl", told="convolutions in most layers", refused="conv"),
     "Qwen/Qwen3.5-9B": Published(
-        "qwen3_5", told="linear attention in three of four layers", refused="linear_attention",
+        "qwen3_5",
+        _QWEN35,
+        told="linear attention in three of four layers, gated attention in the others, a quarter of each head rotates",
+    ),
+    "Qwen/Qwen3.5-35B-A3B": Published(
+        "qwen3_5_moe",
+        _QWEN35,
+        told="the same with experts, and a gated shared one",
     ),
     "google/gemma-4-E4B-it": Published(
         "gemma4",

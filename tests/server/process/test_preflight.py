@@ -193,7 +193,7 @@ def test_a_missing_shard_is_named(copy: Path) -> None:
     [
         ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, "takes no images"),
         ({"model_type": "frobnicator"}, "does not recognize this architecture"),
-        ({"model_type": "qwen3_5", "vision_config": {}}, "linear_attention"),
+        ({"model_type": "llama4", "vision_config": {}}, "chunked_attention"),
     ],
 )
 def test_what_the_engine_cannot_serve_is_refused_in_one_sentence(

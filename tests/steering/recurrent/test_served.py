@@ -1,4 +1,4 @@
-"""Answers of a model with recurrent states, alone and beside others, from caches and graphs, are those of the plain model."""
+"""A model with recurrent states answers the same alone and beside others, from its cache, in graphs and after failures."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ def test_a_prompt_goes_on_behind_the_states_of_an_earlier_one(mllm: steering.MLL
         tokens, logprobs = plainly(mllm, messages, 3)
         assert list(result.choices[0].token_ids) == tokens
         reported = [token.logprob for token in result.choices[0].logprobs or ()]
-        assert reported == pytest.approx([float(row[token]) for row, token in zip(logprobs, tokens, strict=True)], abs=2e-4)
+        assert reported == pytest.approx(
+            [float(row[token]) for row, token in zip(logprobs, tokens, strict=True)], abs=2e-4
+        )
         return result.cached_tokens
 
     first = cached("What colour is the star? " * 5)
