@@ -178,8 +178,13 @@ class RecurrentPass:
     _copies: dict[tuple[str, torch.device], torch.Tensor] = field(default_factory=dict)
     _parts: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
 
-    def read(self, layer: int, n: int, make: Callable[[], LayerStates]) -> LayerStates:
-        """Return copies of a layer's states before a pass of `n` tokens. make: returns a row like them."""
+    def places(
+        self, layer: int, n: int, make: Callable[[], LayerStates]
+    ) -> tuple[LayerStates, torch.Tensor, torch.Tensor | None]:
+        """Return the states of a layer, their rows before a pass of `n` tokens, and those behind it, None for none.
+
+        make: returns a row like them.
+        """
         pooled = self.states.layer(layer, make)
         if self._places is None:
             device = self.states.lengths_on(pooled[0].device).device
@@ -189,18 +194,9 @@ class RecurrentPass:
                 ends = starts + (n if self.real is None else self.real_on(device))
                 write = self.states.write_to(read, slots, starts, ends)
             self._places = read, write
-        read = self._places[0]
-        rows = self._on("read", pooled[0].device, lambda: read)
-        inputs, matrix = (tensor.index_select(0, rows) for tensor in pooled)
-        return inputs, matrix
-
-    def write(self, layer: int, inputs: torch.Tensor, matrix: torch.Tensor) -> None:
-        """Write a layer's states behind the pass."""
-        if self._places is None or (write := self._places[1]) is None:
-            return
-        rows = self._on("write", inputs.device, lambda: write)
-        for pooled, new in zip(self.states.layer(layer, lambda: (inputs, matrix)), (inputs, matrix), strict=True):
-            pooled.index_copy_(0, rows, new)
+        (read, write), device = self._places, pooled[0].device
+        rows = self._on("read", device, lambda: read)
+        return pooled, rows, None if write is None else self._on("write", device, lambda: write)
 
     def real_on(self, device: torch.device) -> torch.Tensor:
         """Return `real` (rows,) on a device."""

@@ -8,6 +8,7 @@ for each kernel (capability, registers of a thread, bytes of its stack, bytes of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import subprocess
@@ -25,8 +26,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from steering.recurrent import triton_delta
+from steering.recurrent.kernel import is_right, stepped
 from steering.runner.sampler import SamplerRows
 from steering.triton import triton_attention, triton_ops, triton_truncation, truncation
+from tests.steering.recurrent.modules import a_module
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
@@ -123,6 +127,14 @@ def launch_ops(dtype: torch.dtype) -> None:
             product(state, weight, bias)
 
 
+def launch_delta(dtype: torch.dtype) -> None:
+    """Launch linear attention of single tokens, with the sizes of Qwen3.5-9B and 27B, kept and not."""
+    for shape in ((16, 32, 128, 128, 4), (16, 48, 128, 128, 4)):
+        module = a_module(shape, dtype)
+        with suppress(RuntimeError):  # it launches nothing, so its results are not right
+            is_right(functools.partial(stepped, triton_delta.delta_step), module)
+
+
 def launch_truncation() -> None:
     """Launch the kernel as its check does, and as a sampler does for some rows, of which settings are views."""
     with suppress(RuntimeError):  # it launches nothing, so its results are not right
@@ -155,6 +167,7 @@ def main() -> None:
             for dtype in (torch.bfloat16, torch.float32):
                 label = str(dtype)
                 launch_ops(dtype)
+                launch_delta(dtype)
                 shapes = ((28, 4, 128), (16, 1, 256), (32, 8, 64), (4, 4, 80))
                 for shape, hooked, see in itertools.product(shapes, (False, True), (False, True)):
                     label = f"{dtype} {shape} hooked {hooked} see {see}"

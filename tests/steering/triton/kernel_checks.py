@@ -6,6 +6,7 @@ script; prints a line for each check and ends with "alike".
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import torch
@@ -13,9 +14,12 @@ from transformers.models.gemma3 import modeling_gemma3 as gemma
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 
 from steering.cpu.kernels.looks import enhanced
+from steering.recurrent import triton_delta
+from steering.recurrent.kernel import is_right, stepped
 from steering.runner.truncation import Truncation, _thresholds
 from steering.triton import fusing, triton_attention, triton_ops, triton_truncation, truncation
 from steering.triton.triton_attention import Bias, Enhancement, decode_attention
+from tests.steering.recurrent.modules import SHAPES, a_module
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (
@@ -240,6 +244,14 @@ def check_truncation() -> None:
     print("truncation", flush=True)
 
 
+def check_delta(dtype: torch.dtype) -> None:
+    """Check linear attention of single tokens."""
+    for shape in SHAPES:
+        module = a_module(shape, dtype).to(DEVICE)
+        assert is_right(functools.partial(stepped, triton_delta.delta_step), module), (shape, dtype)
+    print("delta", dtype, flush=True)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     if len(sys.argv) == 1:
@@ -250,5 +262,6 @@ if __name__ == "__main__":
             check_fused(kind)
             check_ops(kind)
             check_alone(kind)
+            check_delta(kind)
             check_attention(kind, thorough=kind == torch.bfloat16)
     print("alike", DEVICE)

@@ -1,0 +1,26 @@
+"""Linear attention of Qwen3.5, by itself."""
+
+from __future__ import annotations
+
+import torch
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5TextConfig
+
+SHAPES = ((2, 4, 8, 8, 4), (16, 32, 128, 128, 4), (2, 6, 16, 24, 3), (1, 4, 64, 32, 2))
+"""Key heads, value heads, their widths, and the taps of the convolution: the second are those of Qwen3.5-9B."""
+HIDDEN = 64
+
+
+def a_module(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Qwen3_5GatedDeltaNet:
+    """Return a layer's linear attention with random weights."""
+    key_heads, heads, k, v, taps = shape
+    config = Qwen3_5TextConfig(
+        hidden_size=HIDDEN, num_hidden_layers=2, linear_num_key_heads=key_heads, linear_num_value_heads=heads,
+        linear_key_head_dim=k, linear_value_head_dim=v, linear_conv_kernel_dim=taps,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Qwen3_5GatedDeltaNet(config, 0)
+        module.dt_bias.data.normal_()
+        module.norm.weight.data.normal_(1.0, 0.1)
+        module.conv1d.weight.data.mul_(2)
+    return module.to(dtype).requires_grad_(False)
