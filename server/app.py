@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("helmsight")
 
+_OF_JOURNAL = (journal_routes.blueprint.name, truths.blueprint.name)
+"""Routes that read and mark rows: whoever mistypes a query was refused no answer."""
+
 
 def create_app(
     settings: Settings | None = None,
@@ -193,6 +196,7 @@ def _finish(response: Response) -> Response:
         current_completion.set(None)
 
     response.call_on_close(count)
-    if code is not None and not g.get("leaves_rows") and response.status_code != errors.CLIENT_CLOSED:
+    served = request.blueprint not in _OF_JOURNAL and not g.get("leaves_rows")
+    if code is not None and served and response.status_code != errors.CLIENT_CLOSED:
         context().journal.refuse(response.status_code, code, route)
     return response

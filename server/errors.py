@@ -14,7 +14,7 @@ from werkzeug.exceptions import HTTPException
 
 from server.encode import json_response
 from server.error_forms import anthropic, is_anthropic
-from steering import Busy, Fault, RequestError, SteeringError
+from steering import Busy, Fault, OutOfRoom, RequestError, SteeringError
 
 log = logging.getLogger("helmsight")
 
@@ -86,6 +86,8 @@ def to_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case OutOfRoom():
+            return ApiError(429, str(error), param=error.param, code=error.code, retry_after=error.retry_after)
         case RequestError():
             return ApiError(400, str(error), param=error.param, code=error.code)
         case Busy():

@@ -217,7 +217,7 @@ class Settings(ModelSettings):
 
     # The journal of answers
     journal: SecretStr = Field(
-        default_factory=lambda: DEFAULT_JOURNAL,  # type: ignore[arg-type, return-value]
+        default_factory=lambda: DEFAULT_JOURNAL,
         validate_default=True,
         description="file (SQLite) or postgresql:// URL that keeps a row for each answer; off for none",
     )

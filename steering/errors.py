@@ -24,6 +24,17 @@ class RequestError(SteeringError):
         self.code = code
 
 
+class OutOfRoom(RequestError):
+    """A request is valid, but others use up what it needs; try again in about `retry_after` seconds.
+
+    Unlike `Busy`, it says nothing of requests that do not ask for the same.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str, retry_after: float):
+        super().__init__(message, param=param, code=code)
+        self.retry_after = retry_after
+
+
 class Inapplicable(RequestError):
     """The request is valid in itself, but does not fit this model, its vectors or this prompt."""
 

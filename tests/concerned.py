@@ -52,10 +52,15 @@ def python_files() -> frozenset[str]:
 
 @cache
 def imports(file: str) -> frozenset[str]:
-    """Return the project's files that a file imports anywhere, with the `conftest.py` files that pytest imports for it."""
+    """Return the project's files that a file imports anywhere, with the `conftest.py` files that pytest imports for it.
+
+    Commands import by name what takes seconds: a module that a text names, and the `task.py` beside `command.py`.
+    """
     tree = ast.parse((ROOT / file).read_text())
     names = {name for node in ast.walk(tree) for name in _imported(node)}
     candidates = {f"{name.replace('.', '/')}{ending}" for name in names for ending in (".py", "/__init__.py")}
+    if Path(file).name == "command.py":
+        candidates.add(str(Path(file).with_name("task.py")))
     if file.startswith("tests/"):
         candidates |= {str(folder / "conftest.py") for folder in Path(file).parents}
     return frozenset((candidates & python_files()) - {file})
@@ -67,6 +72,8 @@ def _imported(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+        yield node.value
 
 
 def distances(changed: str) -> dict[str, int]:

@@ -38,6 +38,12 @@ def test_a_conftest_concerns_its_folder() -> None:
     assert rank.get("tests/steering/vectors/test_info.py", 9) > 1
 
 
+def test_what_a_command_imports_by_its_name_is_followed() -> None:
+    assert "probes/vsr/task.py" in imports("probes/vsr/command.py")
+    assert "probes/mmsap/run.py" in imports("probes/mmsap/command.py")
+    assert "tests/probes/image_qa/test_run.py" in ranks(["probes/vsr/task.py"]), "which runs the command"
+
+
 def test_what_changed_is_what_git_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -41,6 +41,7 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     earlier = None if compared is None else app.states.find(compared)
     urls = [url for url, _ in image_urls(chat.messages)]
     images, sizes = StandIns(app.settings, decoded=app.decoded), None
+    images.check_number(len(urls))
     if chat.guard is not None:
         GuardPlan.of(chat.guard, readouts_available(serving))
         others = StandIns(app.settings, decoded=app.decoded)

@@ -129,8 +129,8 @@ def list_rows() -> Response:
 def summary() -> Response:
     """Summarise the matching rows in counts, means, quantiles and rates.
 
-    `first_token` and `total` are seconds. `refusals` counts all refused requests of the time span; no other filter applies
-    to them.
+    `first_token` and `total` are seconds. `refusals` counts the refused requests of the time span, except those to the
+    journal's own routes; no other filter applies to them.
     """
     query = parameters((*FILTERS, "bucket"))
     filters, bucket = filters_of(query), integer(query, "bucket", LONGEST)

@@ -64,9 +64,9 @@ class Answer:
         head = self._head("chat.completion")
         return {**head, "choices": choices, "usage": usage(result), **scored, **ignoring(self.ignored)}
 
-    def role_event(self, index: int, usage_asked: bool) -> str:
-        """Return the first event of a choice."""
-        return self._event(index, {"role": "assistant", "content": ""}, None, usage_asked)
+    def role_event(self, index: int, usage_asked: bool, text: str | None = "") -> str:
+        """Return the first event of a choice; its `text` is None where the choice begins with a call, as OpenAI's."""
+        return self._event(index, {"role": "assistant", "content": text}, None, usage_asked)
 
     def events(self, chunk: Chunk, usage_asked: bool, last: bool = False) -> str:
         """Return the events of a chunk: its text and, for the last chunk of a choice, its end.

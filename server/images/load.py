@@ -64,10 +64,13 @@ class ImageLoader:
         self._fetched: dict[str, bytes] = {} if fetched is None else fetched
 
     def fetch_remote(self, urls: Iterable[tuple[str, str]]) -> None:
-        """Fetch the remote images among (url, param), if switched on, so that `load` only decodes."""
-        for number, (url, param) in enumerate(urls, start=1):
-            if number > self.settings.max_images:
-                raise self._too_many()
+        """Fetch the remote images among (url, param), if switched on, so that `load` only decodes.
+
+        Raises BadRequest, before any is fetched, if these are too many.
+        """
+        sent = list(urls)
+        self.check_number(len(sent))
+        for url, param in sent:
             if self.fetch is not None and is_remote(url) and url not in self._fetched:
                 self._fetched[url] = self.fetch(url, param)
 
@@ -104,11 +107,17 @@ class ImageLoader:
             self.decoded.came_from(url, key)
         return picture
 
+    def check_number(self, sent: int) -> None:
+        """Raise BadRequest if a request may not hold so many images."""
+        if sent > (most := self.settings.max_images):
+            raise BadRequest(
+                f"A request may hold at most {most} images; this one has {sent}.", "messages", "too_many_images"
+            )
+
     def count_image(self) -> None:
         """Count an image of the request; raises BadRequest if it has too many."""
         self.count += 1
-        if self.count > self.settings.max_images:
-            raise self._too_many()
+        self.check_number(self.count)
 
     def _bytes(self, url: str, param: str) -> bytes:
         limit = self.settings.max_image_bytes
@@ -174,11 +183,6 @@ class ImageLoader:
                 "messages",
                 "image_too_large",
             )
-
-    def _too_many(self) -> BadRequest:
-        return BadRequest(
-            f"A request may hold at most {self.settings.max_images} images.", "messages", "too_many_images"
-        )
 
     def _too_many_pixels(self, param: str) -> BadRequest:
         return BadRequest(

@@ -43,7 +43,7 @@ ERRORS = {
     409: "It conflicts with an existing one.",
     413: "The body is too large.",
     415: "The body is of another media type, or compressed.",
-    429: "Too many requests are waiting, or the key has reached its limit.",
+    429: "Too many requests are waiting, too many large grammars are in use, or the key has reached its limit.",
     500: "An error of the server, which has been logged.",
     503: "Not served now: the model is loading, draining or has failed, or the journal cannot be read.",
     504: "The answer took longer than the server allows.",

@@ -80,7 +80,7 @@ def metrics(reports: Sequence[Whole], own: bytes = b"") -> Whole:
     if refused:
         return refused[0]
     texts = {FRONT: own.decode(), **{report.replica: report.body.decode() for report in reports}}
-    text = generate_latest(Labelled(texts))  # type: ignore[arg-type]
+    text = generate_latest(Labelled(texts))
     return Whole("", AnswerHead(200, (("Content-Type", CONTENT_TYPE_LATEST),)), text)
 
 

@@ -24,7 +24,7 @@ class PictureRouter(RequestRouter):
     Ray Serve takes the replica with the fewest requests of the first group that has one with room.
     """
 
-    def initialize_state(self, slots: int = 1, **_: Any) -> None:  # type: ignore[override]
+    def initialize_state(self, slots: int = 1, **_: Any) -> None:
         """Set `slots`, the requests that a replica answers at once; beyond them an idle replica is faster."""
         self._slots = slots
 

@@ -217,7 +217,7 @@ function refusalTable({ by_code: kinds }) {
   const section = card(
     "refusals",
     "Refused requests",
-    h("p", { class: "note soft" }, "All refusals in this period; filters do not apply, since refused requests leave no row."),
+    h("p", { class: "note soft" }, "Of this period, without those of the journal itself; filters do not apply: refused requests leave no row."),
     h(
       "div",
       { class: "table", role: "region", "aria-label": "Refused requests by code", tabindex: 0 },

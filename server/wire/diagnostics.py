@@ -34,7 +34,7 @@ def asked(value: Any) -> Any:
     if isinstance(value, list):
         known = dict.fromkeys(name for name in value if isinstance(name, str) and name in REGISTRY)
         example = json.dumps({"include": list(known) or ["focus"]})
-        raise PydanticCustomError("switch", f"{NO_SWITCH}, such as {{example}}", {"example": example})  # type: ignore[arg-type]
+        raise PydanticCustomError("switch", f"{NO_SWITCH}, such as {{example}}", {"example": example})
     return switch(value)
 
 

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from steering.errors import RequestError
+from steering.errors import OutOfRoom, RequestError
 from steering.grammar.grammar import Grammar
 from steering.model.mllm import MLLM
 
@@ -155,7 +155,7 @@ class Grammars:
         return start, tried
 
     def _make_room(self, param: str) -> None:
-        """Remove large grammars that nobody follows from the cache; raise RequestError where too many are followed."""
+        """Remove large grammars that nobody follows from the cache; raise OutOfRoom where too many are followed."""
         with self._lock:
             for text in [text for text, compiled in self._cache.items() if compiled in self._large]:
                 if len(self._large) < LARGE:
@@ -165,7 +165,7 @@ class Grammars:
                 message = (
                     f"'{param}' is a large grammar, and {LARGE} such are in use; try again when an answer has ended."
                 )
-                raise RequestError(message, param=param, code="unsupported_value")
+                raise OutOfRoom(message, param=param, code="grammars_in_use", retry_after=1.0)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

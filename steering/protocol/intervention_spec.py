@@ -51,7 +51,7 @@ def _a_choice(value: str) -> str:
     try:
         return TokenChoice(value).word
     except ValueError as error:
-        raise PydanticCustomError("tokens", str(error)) from None  # type: ignore[arg-type]
+        raise PydanticCustomError("tokens", str(error)) from None
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -301,7 +301,7 @@ def _diagnose(value: Any) -> Diagnose | None:
         return Diagnose()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise must("diagnose", "be True, a list of readouts or a Diagnose", value)
-    return Diagnose(value)  # type: ignore[arg-type]  # which accepts any iterable, and names what is wrong in it
+    return Diagnose(value)  # which accepts any iterable, and names what is wrong in it
 
 
 @dataclass(frozen=True)

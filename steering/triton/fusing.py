@@ -65,7 +65,7 @@ def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -
         if (shifted := kinds[kind]) is not None:
             norms[module] = _eps(module), shifted
             ours = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
-            module.forward = Replaced(module, ours)  # type: ignore[method-assign]
+            module.forward = Replaced(module, ours)
     for name, place in places.items():
         _fuse_rotary(ops, name, *place)
     if decoder is not None:

@@ -53,7 +53,7 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
             if kind not in matches:
                 matches[kind] = _same(module, forward, replacement is _gated)
             if matches[kind]:
-                module.forward = Replaced(module, forward)  # type: ignore[method-assign]
+                module.forward = Replaced(module, forward)
 
 
 class _Projections:

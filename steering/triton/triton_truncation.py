@@ -13,7 +13,7 @@ import triton.language as tl
 BLOCK, WARPS = 8192, 16
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _ordered(values):  # type: ignore[no-untyped-def]
     """Return integers in the order of these floats."""
     bits = values.to(tl.uint32, bitcast=True)

@@ -78,7 +78,6 @@ def _described(vector: SteeringVector) -> dict[str, str]:
     plain = calibration.get("baseline", {}).get("plain")
     chosen = calibration.get("chosen", {})
     strengths = vector.calibrated_range
-    reliable = vector.info.get("reliable")
     return {
         "digest": vector.identity[:16],
         "layers": ", ".join(map(str, vector.layers)),
@@ -91,8 +90,16 @@ def _described(vector: SteeringVector) -> dict[str, str]:
         "Vision Ratio, toward vision": _ratio(chosen.get("vision")),
         "Vision Ratio, toward text": _ratio(chosen.get("text")),
         "samples": f"{vector.info.get('samples', '-')} and {calibration.get('samples', 0)} for the calibration",
-        "reliable": "-" if reliable is None else "yes" if reliable else "no",
+        "reliable": _reliable(vector),
     }
+
+
+def _reliable(vector: SteeringVector) -> str:
+    """Return whether its direction is reliable, in words; the probe's warnings do not change that, but are counted."""
+    if (reliable := vector.info.get("reliable")) is None:
+        return "-"
+    warnings = len(vector.info.get("warnings", ()))
+    return ("yes" if reliable else "no") + (f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else "")
 
 
 def _ratio(shares: Mapping[str, Any] | None) -> str:

@@ -209,7 +209,7 @@ class Answers:
         while True:
             made = await self.engine.collective_rpc("helmsight_mask", args=(number, tokens))
             if made[0] is not None:
-                return made[0]  # type: ignore[no-any-return]
+                return made[0]
             await asyncio.sleep(POLL)
 
     def _pair_tokens(self, prepared: Prepared) -> int:

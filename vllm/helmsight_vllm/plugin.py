@@ -37,7 +37,7 @@ def register() -> None:
         return config
 
     create_engine_config.helmsight = True  # type: ignore[attr-defined]
-    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+    EngineArgs.create_engine_config = create_engine_config
 
 
 def _choose(args: Any) -> None:

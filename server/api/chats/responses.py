@@ -134,7 +134,7 @@ def _earlier(identity: str) -> list[dict[str, Any]]:
                 row["messages"], row["completion"], lambda url: app.pictures.url_of(url, PREVIOUS), reasons
             ),
             prefix=PREFIX,
-        )  # type: ignore[no-any-return]
+        )
     except ApiError as error:
         if error.status != 404:
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_handles: Any = torch._C._aoti  # type: ignore[attr-defined]
+_handles: Any = torch._C._aoti
 _address = ctypes.pythonapi.PyCapsule_GetPointer
 _address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _capsule = ctypes.pythonapi.PyCapsule_New

@@ -39,7 +39,7 @@ def operator(
 def _register_operator(
     function: Callable[P, T], shaped: Callable[..., object], changes: tuple[str, ...]
 ) -> Callable[P, T]:
-    op = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=changes)  # type: ignore[arg-type]
+    op = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=changes)
     op.register_fake(shaped)
     overload = getattr(torch.ops.helmsight, function.__name__).default
     arguments = [_C[str(argument.type)] for argument in overload._schema.arguments]
@@ -48,7 +48,7 @@ def _register_operator(
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return (op if torch.compiler.is_compiling() else function)(*args, **kwargs)  # type: ignore[return-value]
+        return (op if torch.compiler.is_compiling() else function)(*args, **kwargs)
 
     return call
 

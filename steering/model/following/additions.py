@@ -47,7 +47,7 @@ class Additions(TorchDispatchMode):
             self._handles.append(layer.register_forward_hook(self._finish))
             for module in [inner for inner in layer.modules() if inner is not layer]:
                 self._handles.append(module.register_forward_hook(self._note, with_kwargs=True))
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         for handle in self._handles:

@@ -30,7 +30,7 @@ class OutputHead:
         self._output: nn.Module = model.get_output_embeddings()
         self._before: list[Operation] = []
         self._after: list[Operation] = []
-        weight: torch.Tensor = self._output.weight  # type: ignore[assignment]
+        weight: torch.Tensor = self._output.weight
         if weight.device.type == "meta":  # no logits are computed there
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ import steering
 from server import cli
 from server.engine.runtime import vector_store
 from server.process.sources import load_settings
+from steering.vectors.candidates import side_by_side
 from tests.probes.command_line import last_error
 from tests.probes.commands.test_probe import at_home, serving
+from tests.steering.vectors.made import make
 
 pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
@@ -57,3 +60,17 @@ def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
     assert served.get(name).identity == old.identity
     assert cli.main(["vectors", "use", name, "--model", model]) == 1
     assert f"There is no candidate {name!r}" in last_error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({}, "-"),
+        ({"reliable": True}, "yes"),
+        ({"reliable": False, "warnings": []}, "no"),
+        ({"reliable": True, "warnings": ["Few samples."]}, "yes, with 1 warning"),
+        ({"reliable": True, "warnings": ["Few samples.", "No instructions."]}, "yes, with 2 warnings"),
+    ],
+)
+def test_a_reliable_vector_is_shown_with_the_number_of_its_warnings(info: dict[str, Any], said: str) -> None:
+    assert {name: new for name, _, new in side_by_side(None, make(info=info))}["reliable"] == said

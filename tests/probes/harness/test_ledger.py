@@ -364,7 +364,6 @@ def test_irrelevant_differences_keep_the_key(tmp_path: Path) -> None:
     assert key("model", replace(BASE, chat=chat(picture()))) == expected
     path = VECTOR.save(tmp_path / "v.safetensors")
     assert key("model", _pushed(vector=SteeringVector.load(path))) == expected
-    assert key("model", _pushed(vector=SteeringVector.load(path))) == expected
     assert key("model", _pushed(vector=VECTOR.named("other"))) == expected
     assert key("model", _pushed(vector=replace(VECTOR, info={"samples": 3}))) == expected
 

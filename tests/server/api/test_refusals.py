@@ -11,6 +11,7 @@ from tests.server.conftest import ask, data_uri, user
 
 LONG = "y" * 100_000
 BIG = 10**4000
+SMALL = data_uri().partition(",")[2]
 IMAGE = f"data:image/{LONG};base64,AAAA"
 
 
@@ -89,3 +90,14 @@ def test_a_message_repeats_little_of_the_request(fields: dict[str, Any], param: 
 def test_a_message_says_what_is_meant(fields: dict[str, Any], param: str, message: str, client: FlaskClient) -> None:
     error = ask(client, data_uri(), "What is it?", **fields).json["error"]
     assert (error["param"], error["message"]) == (param, message)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens", "/v1/steering/validate"])
+def test_a_request_with_too_many_images_says_how_many_it_has(path: str, client: FlaskClient) -> None:
+    picture = {"type": "image_url", "image_url": {"url": data_uri()}}
+    if "count_tokens" in path:
+        picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": SMALL}}
+    body = {"model": "helmsight-demo", "messages": [{"role": "user", "content": [picture] * 19}]}
+    error = client.post(path, json=body).json["error"]
+    assert (error["param"], error["code"]) == ("messages", "too_many_images")
+    assert error["message"] == "A request may hold at most 16 images; this one has 19."

@@ -126,7 +126,8 @@ def joined(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[str, li
     answer, body = sent(caller, one, **{**fields, "stream": True})
     assert answer.mimetype == "text/event-stream"
     text, calls, ended = "", dict[int, list[str]](), None
-    for choice in (chunk.choices[0] for chunk in streamed(answer, body) if chunk.choices):
+    first, *rest = [chunk.choices[0] for chunk in streamed(answer, body) if chunk.choices]
+    for choice in (first, *rest):
         text += choice.delta.content or ""
         ended = choice.finish_reason
         for piece in choice.delta.tool_calls or ():
@@ -139,6 +140,7 @@ def joined(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[str, li
             else:
                 assert (piece.id, piece.function.name) == (None, None), "said once"
             calls[piece.index][1] += piece.function.arguments or ""
+    assert first.delta.content == ("" if text or not calls else None), "as OpenAI's"
     return text, [(name, arguments) for name, arguments in calls.values()], ended
 
 

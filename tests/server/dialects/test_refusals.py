@@ -13,7 +13,7 @@ from server.app import create_app
 from server.dialects.dialect import renamed
 from server.errors import to_api_error
 from server.settings import Settings
-from steering import ContextOverflow, RequestError
+from steering import ContextOverflow, OutOfRoom, RequestError
 from tests.server.conftest import data_uri
 from tests.server.dialects.speaking import events
 from tests.server.fakes import FakeEngine
@@ -183,6 +183,16 @@ def test_a_message_names_each_place_of_the_body() -> None:
     meant = {"response_format.json_schema": "text.format", "tools[0].function": "tools[0]", "messages": "input"}
     renewed = renamed(to_api_error(problem), meant)
     assert (renewed.message, renewed.param) == ("'text.format.schema' and 'tools[0]' exclude one another; 'n'.", None)
+
+
+def test_a_request_whose_room_others_use_may_come_again_later() -> None:
+    fake = FakeEngine()
+    fake.refusal = OutOfRoom("'messages' are too many now.", param="messages", code="grammars_in_use", retry_after=1.2)
+    told = create_app(Settings(), engine=fake).test_client().post("/v1/responses", json={"input": "a"})
+    assert (told.status_code, told.headers["Retry-After"]) == (429, "2")
+    assert told.json["error"] == {
+        "message": "'input' are too many now.", "type": "rate_limit_error", "param": "input", "code": "grammars_in_use",
+    }  # fmt: skip
 
 
 def test_what_anthropic_s_diagnostics_ask_of_its_cache_is_ignored(client: FlaskClient) -> None:

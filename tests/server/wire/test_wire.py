@@ -225,11 +225,6 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     assert "end of hex" not in caught.value.message
 
 
-def test_unknown_fields_of_openai_are_tolerated() -> None:
-    chat = parse(user="me", metadata={"a": "b"}, store=True, service_tier="auto", parallel_tool_calls=True, tools=[])
-    assert chat.messages[0].content == "hi"
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

@@ -16,7 +16,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from steering import Choice, Engine, Grammar, Icd, Request, RequestError, Sampling, Steer, Steering, Vcd
+from steering import Choice, Engine, Grammar, Icd, OutOfRoom, Request, RequestError, Sampling, Steer, Steering, Vcd
 from steering.grammar import compiled
 from steering.grammar.compiled import Grammars
 from steering.protocol.text import texts_of
@@ -295,7 +295,7 @@ def test_the_number_of_large_grammars_is_limited(engine: Engine, monkeypatch: py
     for grammar in large:
         grammars.start(grammar)  # those that nobody follows make room
     followed = [grammars.start(grammar) for grammar in large[1:]]
-    with pytest.raises(RequestError, match="2 such are in use; try again"):
+    with pytest.raises(OutOfRoom, match="2 such are in use; try again"):
         grammars.start(large[0])
     grammars.start(Grammar.regex("[ab]"))
     del followed[0]

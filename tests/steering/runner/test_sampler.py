@@ -60,10 +60,6 @@ def generated(steps: int, logits: torch.Tensor, rows: SamplerRows, settings: lis
     return chosen
 
 
-def kept(logits: torch.Tensor) -> list[list[int]]:
-    return [row.isfinite().nonzero()[:, 0].tolist() for row in logits]
-
-
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-30, 9e-6])
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9, "top_k": 5, "min_p": 0.1}])
 def test_temperatures_at_which_float32_ends_are_greedy(temperature: float, truncation: dict[str, Any]) -> None:

@@ -138,6 +138,9 @@ def test_requests_that_are_refused_are_counted_and_answers_are_not(fake: FakeEng
         assert refused.status_code == 400
     assert client.get("/a/private/word?or=two", headers=key).status_code == 404
     assert client.get("/v1/models", headers=key).status_code == 200
+    assert client.get("/v1/diagnostics?limit=none", headers=key).status_code == 400  # no refusal of what is served
+    assert client.get("/v1/diagnostics/summary?bucket=1", headers=key).status_code == 400
+    assert client.post("/v1/diagnostics/none", headers=key, json={}).status_code == 400
     database = database_of(client)
     wait_for(lambda: sum(one[-1] for one in counts(database)) == 4)
     minute = int(time.time() // 60)
