@@ -78,7 +78,8 @@ class Format:
             arguments = _pairs(schema, strict) if self.pairs else f"%json {written_schema(schema, strict, 'tools')}"
             rules.append(f"arguments_{i}: {arguments}")
         if self.pairs:
-            rules.append(r"TEXT: /([^<]|<+[^<\/]|<+\/[^<a])*/")
+            # With its end in one lexeme: lexemes are greedy, and one of the text alone would read on into its end.
+            rules.append(f"text[suffix={json.dumps(VALUE_END)}]: /(?s:.*)/")
         return Grammar.one_of("calls", "\n".join(rules), otherwise, param="tools")
 
 
@@ -92,8 +93,9 @@ def _pairs(schema: dict[str, Any], strict: bool) -> str:
     for name, member in properties.items():
         if not is_text(member):
             value = f"%json {written_schema({**shared, **member} if isinstance(member, dict) else {}, strict, 'tools')}"
+            value += f" {json.dumps(VALUE_END)}"
         elif texts := member.get("enum") or ([member["const"]] if "const" in member else []):
-            value = "(" + " | ".join(json.dumps(text) for text in texts) + ")"
+            value = "(" + " | ".join(json.dumps(text + VALUE_END) for text in texts) + ")"
         elif strict and (beyond := member.keys() - _SPOKEN_OF):
             raise RequestError(
                 f"'tools' cannot be enforced: {min(beyond)} of {name!r}, a text that is written in tags.",
@@ -101,8 +103,8 @@ def _pairs(schema: dict[str, Any], strict: bool) -> str:
                 code="unsupported_value",
             )
         else:
-            value = "TEXT"
-        pair = f"{json.dumps(f'{KEY[0]}{name}{KEY[1]}{chr(10)}{VALUE}')} {value} {json.dumps(VALUE_END + chr(10))}"
+            value = "text"
+        pair = f"{json.dumps(f'{KEY[0]}{name}{KEY[1]}{chr(10)}{VALUE}')} {value} {json.dumps(chr(10))}"
         rules.append(pair if name in required else f"({pair})?")
     return " ".join(rules) or '""'
 
