@@ -172,9 +172,19 @@ def test_schemas_that_tags_cannot_enforce_are_refused_if_strict(engine: Engine) 
     function = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "x"}}}, "strict": True}
     with pytest.raises(RequestError, match=r"'tools' cannot be enforced: pattern of 'a'"):
         engine.submit(Request(QUESTION, tools=Tools([{"function": function}], True)))
-    for wrong in ({"properties": [1]}, {"required": 5}):
+    whole: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "required": ["b"]}}}
+    with pytest.raises(RequestError, match=r"'tools' cannot be enforced: \$ref of parameters"):
+        engine.submit(Request(QUESTION, tools=Tools([{"function": function | {"parameters": whole}}], True)))
+    for wrong in ({"properties": [1]}, {"required": 5}, {"required": [{}]}):
         with pytest.raises(RequestError, match="parameters need"):
             engine.submit(Request(QUESTION, tools=Tools([{"function": {"name": "f", "parameters": wrong}}], True)))
+
+
+def test_a_required_parameter_without_a_schema_is_written(engine: Engine) -> None:
+    function = {"name": "f", "parameters": {"properties": {"b": {"enum": [1]}}, "required": ["a", "b"]}}
+    request = Request(QUESTION, Sampling(max_tokens=400), tools=Tools([{"function": function}], True, parallel=False))
+    (choice,) = engine.generate([request])[0].choices
+    assert {"a", "b"} <= json.loads(choice.tool_calls[0].arguments).keys()
 
 
 def test_ids_are_made_short_and_stay_pairs() -> None:
