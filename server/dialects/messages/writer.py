@@ -153,9 +153,12 @@ def _block(kind: str, text: str) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Return the object of a call's arguments; of anything else, which a model may write, one that holds it."""
+    """Return the object of a call's arguments; of anything else, which a model may write, one that holds it.
+
+    Of a call that was cut before them, as in a stream, it is empty.
+    """
     try:
-        value = json.loads(arguments)
+        value = json.loads(arguments or "{}")
     except ValueError:
         return {"arguments": arguments}
     return value if isinstance(value, dict) else {"arguments": value}
