@@ -99,7 +99,7 @@ class MessageWriter:
         return {"type": "tool_use", "id": identity, "name": name}
 
     def _events(self, chunk: Chunk) -> Iterator[str]:
-        for kind, text in self._parts.feed(chunk.text, chunk.choice is not None and not chunk.calls):
+        for kind, text in self._parts.feed(chunk.text, chunk.choice is not None or bool(chunk.calls)):
             block = BLOCKS[kind]
             if self._kind != block:
                 yield from self._open(_block(block, ""))

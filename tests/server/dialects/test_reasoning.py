@@ -15,7 +15,7 @@ from server.app import create_app
 from server.dialects.reasoning import ReasoningStream
 from server.settings import Settings
 from tests.families.calling import calling
-from tests.server.dialects.speaking import BODIES, ROUTES, ask, events
+from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, ask, events
 from tests.server.fakes import FakeEngine
 
 MARKERS = ("<think>", "</think>")
@@ -225,3 +225,16 @@ def test_reasoning_that_nothing_follows_or_that_is_encrypted_is_ignored_by_name(
     for message in ({"role": "user", "content": "a", "reasoning_content": "b"}, {**REASONED, "reasoning_content": 5}):
         refused = client.post("/v1/chat/completions", json={"messages": [message, AGAIN]})
         assert (refused.status_code, refused.json["error"]["param"]) == (400, "messages[0]")
+
+
+@pytest.mark.parametrize("dialect", ["responses", "messages"])
+def test_what_may_become_a_tag_is_no_longer_held_back_at_a_call(client: FlaskClient, dialect: str) -> None:
+    said = '<thi\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    body = BODIES[dialect]({"messages": [ASKED], "max_tokens": 90, "force": said, "tools": tools})
+    for stream in (False, True):
+        response = client.post(ROUTES[dialect], json={**(body or {}), "stream": stream}, buffered=True)
+        value = STREAMS[dialect](response.text) if stream else response.json
+        first, second = value["output" if dialect == "responses" else "content"]
+        assert (first if dialect == "messages" else first["content"][0])["text"] == "<thi"
+        assert second["type"] in ("function_call", "tool_use")
