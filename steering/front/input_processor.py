@@ -270,10 +270,10 @@ class InputProcessor:
         form, grammar = format_of(mllm), request.grammar
         special, calls = dict[str, int](), None
         if form is not None and tools is not None:
-            special = special_tags(mllm, form)
-            if tools.required or grammar is not None:
+            special, formatted = special_tags(mllm, form), grammar is not None
+            if tools.required or formatted:
                 grammar = form.grammar(tools, special, grammar)
-            calls = partial(CallStream, form, tools.names, tools.texts, bool(tools.required))
+            calls = partial(CallStream, form, tools.names, tools.texts, bool(tools.required), formatted)
         prompt, baseline = admitted.prompt, admitted.baseline_prompt
         spec = Spec(
             prompt,

@@ -46,8 +46,9 @@ class OutputProcessor:
     ):
         spec, baseline = request.spec, request.baseline_prompt or request.spec.prompt
         self.n, self.prompt_tokens, self.max_tokens = request.n, spec.prompt.length, spec.max_tokens
-        self.prompt_end: str = mllm.tokenizer.decode(spec.prompt.ids[-END:])
-        """The text of the prompt's last tokens, special ones included."""
+        # What follows a grammar from its first token on continues no reasoning, even if the template has begun one.
+        self.prompt_end: str = "" if request.grammar else mllm.tokenizer.decode(spec.prompt.ids[-END:])
+        """The text of the prompt's last tokens, special ones included; "" where the answer does not continue it."""
         self._tokenizer, self._reasoning = mllm.tokenizer.backend_tokenizer, mllm.chat.reasoning
         self._asked, self._diagnose, self._sampling = spec.asked, spec.diagnose, spec.sampling
         self._context, self._token_text, self._calls = context, token_text, calls

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from steering.errors import OutOfRoom, RequestError
-from steering.grammar.grammar import Grammar
+from steering.grammar.grammar import Grammar, unforced
 from steering.model.mllm import MLLM
 
 T = TypeVar("T")
@@ -134,6 +134,8 @@ class Grammars:
             self._make_room(grammar.param)
             start, tried = self._try_matchers(grammar, MOST_FUEL)
         if tried.is_error():
+            if grammar.other is not None:
+                self._compile(grammar.other)  # it raises where the fault is its own, under its own name
             refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
             del start, tried  # the traceback would keep them alive
             raise refusal
@@ -147,7 +149,10 @@ class Grammars:
 
         A grammar often proves too large only then, and, where the first token is certain, only the second time.
         """
-        start = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=limits(fuel))
+        # Without backslashes: those of JSON, and of expressions.
+        looks_special = self._mllm.special_pattern.search(grammar.text.replace("\\", ""))
+        text = unforced(grammar.text) if looks_special else grammar.text
+        start = LLMatcher(self._tokenizer, text, log_level=0, limits=limits(fuel))
         tried = start.deep_copy()
         for _ in range(2):
             if not tried.is_error():

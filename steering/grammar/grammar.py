@@ -30,12 +30,14 @@ ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 class Grammar:
     """A description of the texts that an answer may be.
 
-    text: in llguidance's format. strict: whether a lenient one would leave more out. param: its name in messages.
+    text: in llguidance's format. strict: whether a lenient one would leave more out. param: its name in messages. other: the
+    second of two that an answer may follow, which `text` contains.
     """
 
     text: str
     strict: bool = field(default=False, compare=False)
     param: str = field(default="grammar", compare=False)
+    other: Grammar | None = field(default=None, compare=False)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar") -> Grammar:
@@ -82,10 +84,24 @@ class Grammar:
         if other is None:
             return cls.lark(f"start: {rule}\n{rules}", param=param)
         own = {"lark_grammar": _check_length(f"start: {rule} | @other\n{rules}", param)}
-        (content,) = (
-            json.loads(other.text)["grammars"] if other.text.startswith("{") else [{"lark_grammar": other.text}]
-        )
-        return cls(json.dumps({"grammars": [own, {**content, "name": "other"}]}), other.strict, param)
+        (content,) = _parts(other.text)
+        return cls(json.dumps({"grammars": [own, {**content, "name": "other"}]}), param=param, other=other)
+
+
+def unforced(text: str) -> str:
+    """Return a grammar's text with which a token is chosen even where only one string can follow.
+
+    llguidance writes such strings with the tokens of the model's tokenizer, which has special ones where they look like
+    these; a special token is no text, though.
+    """
+    first, *others = _parts(text)
+    rules = '%llguidance {"no_forcing": true}\nstart: @whole'
+    return json.dumps({"grammars": [{"lark_grammar": rules}, {**first, "name": "whole"}, *others]})
+
+
+def _parts(text: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    return parts
 
 
 def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:

@@ -34,7 +34,8 @@ class CallStream:
 
     Text that only looks like a call of one of the functions in `names` is plain text. White space around calls is left out.
     texts: by function, the parameters whose values are texts. An answer that must be calls, `required`, has no plain text,
-    even where a call was cut off as it began.
+    even where a call was cut off as it began. One that calls or follows a format, `formatted`, is all text unless it begins
+    with a call, and then has no plain text.
     """
 
     def __init__(
@@ -43,13 +44,15 @@ class CallStream:
         names: Collection[str],
         texts: Mapping[str, Collection[str]] | None = None,
         required: bool = False,
+        formatted: bool = False,
     ):
         self._form = form
         self._names = names
         self._texts = texts or {}
-        self._required = required
+        self._silent = required
+        self._begun = ""  # the text of a formatted answer that begins as a call but has none yet
         self._unread = ""
-        self._part: Callable[[bool], bool] = self._speech
+        self._part: Callable[[bool], bool] = self._opening if formatted and not required else self._speech
         self._reader: Reader = Braces()
         self._text_parts: list[str] = []
         self._pieces: list[CallPiece] = []
@@ -59,9 +62,15 @@ class CallStream:
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallPiece, ...]]:
         """Return the plain text and pieces that are certain so far; everything at the `last` text."""
         self._unread += text
+        if self._begun:
+            self._begun += text
         while self._part(last):
             pass
-        speech, pieces = "" if self._required else "".join(self._text_parts), tuple(self._pieces)
+        if self._begun and self.calls:
+            self._begun, self._silent = "", True
+        if self._begun:
+            self._text_parts = [self._begun] if last else []
+        speech, pieces = "" if self._silent else "".join(self._text_parts), tuple(self._pieces)
         self.text += speech
         self._text_parts, self._pieces = [], []
         return speech, pieces
@@ -72,6 +81,22 @@ class CallStream:
         return self._part == self._arguments
 
     # Each part consumes the front of the remaining text; it returns True where another part must go on.
+
+    def _opening(self, last: bool) -> bool:
+        """Decide by its beginning whether a formatted answer calls."""
+        start = self._form.start
+        if self._unread.startswith(start):
+            self._begun, self._part = self._unread, self._speech
+        elif last or not start.startswith(self._unread):
+            self._part = self._plain
+        else:
+            return False
+        return True
+
+    def _plain(self, last: bool) -> bool:
+        self._text_parts.append(self._unread)
+        self._unread = ""
+        return False
 
     def _speech(self, last: bool) -> bool:
         before, started, behind = self._unread.partition(self._form.start)

@@ -23,6 +23,8 @@ NAME, ARGUMENTS = "$name", "$arguments"
 _OBJECT = r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)'
 _SPOKEN_OF = {"type", "title", "description", "default", "examples"}
 """Keys of a plain text's schema that need no enforcing."""
+_IN_TAGS = {*_SPOKEN_OF, "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+"""Keys of parameters that tags enforce, or that need no enforcing: no other property is ever written."""
 
 
 @dataclass(frozen=True)
@@ -78,33 +80,42 @@ class Format:
             arguments = _pairs(schema, strict) if self.pairs else f"%json {written_schema(schema, strict, 'tools')}"
             rules.append(f"arguments_{i}: {arguments}")
         if self.pairs:
-            rules.append(r"TEXT: /([^<]|<+[^<\/]|<+\/[^<a])*/")
+            # With its end in one lexeme: lexemes are greedy, and one of the text alone would read on into its end.
+            rules.append(f"text[suffix={json.dumps(VALUE_END)}]: /(?s:.*)/")
         return Grammar.one_of("calls", "\n".join(rules), otherwise, param="tools")
 
 
 def _pairs(schema: dict[str, Any], strict: bool) -> str:
     """Return a rule for arguments in tags: the named properties in order, the optional ones with or without."""
     properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if not isinstance(properties, dict) or not isinstance(required, list):
+    if (
+        not isinstance(properties, dict)
+        or not isinstance(required, list)
+        or not all(isinstance(n, str) for n in required)
+    ):
         raise RequestError("'tools': parameters need 'properties', an object, and 'required', a list.", param="tools")
+    if strict and (beyond := schema.keys() - _IN_TAGS):
+        raise _unenforced(f"{min(beyond)} of parameters that are written in tags")
+    properties = {**properties, **{name: {} for name in required if name not in properties}}
     shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     rules = []
     for name, member in properties.items():
         if not is_text(member):
             value = f"%json {written_schema({**shared, **member} if isinstance(member, dict) else {}, strict, 'tools')}"
+            value += f" {json.dumps(VALUE_END)}"
         elif texts := member.get("enum") or ([member["const"]] if "const" in member else []):
-            value = "(" + " | ".join(json.dumps(text) for text in texts) + ")"
+            value = "(" + " | ".join(json.dumps(text + VALUE_END) for text in texts) + ")"
         elif strict and (beyond := member.keys() - _SPOKEN_OF):
-            raise RequestError(
-                f"'tools' cannot be enforced: {min(beyond)} of {name!r}, a text that is written in tags.",
-                param="tools",
-                code="unsupported_value",
-            )
+            raise _unenforced(f"{min(beyond)} of {name!r}, a text that is written in tags")
         else:
-            value = "TEXT"
-        pair = f"{json.dumps(f'{KEY[0]}{name}{KEY[1]}{chr(10)}{VALUE}')} {value} {json.dumps(VALUE_END + chr(10))}"
+            value = "text"
+        pair = f"{json.dumps(f'{KEY[0]}{name}{KEY[1]}{chr(10)}{VALUE}')} {value} {json.dumps(chr(10))}"
         rules.append(pair if name in required else f"({pair})?")
     return " ".join(rules) or '""'
+
+
+def _unenforced(what: str) -> RequestError:
+    return RequestError(f"'tools' cannot be enforced: {what}.", param="tools", code="unsupported_value")
 
 
 HERMES = Format(

@@ -99,7 +99,7 @@ class MessageWriter:
         return {"type": "tool_use", "id": identity, "name": name}
 
     def _events(self, chunk: Chunk) -> Iterator[str]:
-        for kind, text in self._parts.feed(chunk.text, chunk.choice is not None and not chunk.calls):
+        for kind, text in self._parts.feed(chunk.text, chunk.choice is not None or bool(chunk.calls)):
             block = BLOCKS[kind]
             if self._kind != block:
                 yield from self._open(_block(block, ""))
@@ -153,9 +153,12 @@ def _block(kind: str, text: str) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Return the object of a call's arguments; of anything else, which a model may write, one that holds it."""
+    """Return the object of a call's arguments; of anything else, which a model may write, one that holds it.
+
+    Of a call that was cut before them, as in a stream, it is empty.
+    """
     try:
-        value = json.loads(arguments)
+        value = json.loads(arguments or "{}")
     except ValueError:
         return {"arguments": arguments}
     return value if isinstance(value, dict) else {"arguments": value}

@@ -128,7 +128,7 @@ class Items:
         """Yield the events of a chunk."""
         scores = self._scores_of(chunk.logprobs)
         last = chunk.choice is not None
-        for kind, text in self._parts.feed(chunk.text, last and not chunk.calls):
+        for kind, text in self._parts.feed(chunk.text, last or bool(chunk.calls)):
             yield from self._write("reasoning" if kind == "reasoning" else "message", text, scores)
             scores = []
         if scores:  # the text of these tokens is held back, or is no text

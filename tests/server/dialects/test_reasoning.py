@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import steering
 from server.app import create_app
 from server.dialects.reasoning import ReasoningStream
 from server.settings import Settings
-from tests.server.dialects.speaking import BODIES, ROUTES, ask, events
+from tests.families.calling import calling
+from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, ask, events
 from tests.server.fakes import FakeEngine
 
 MARKERS = ("<think>", "</think>")
@@ -81,6 +83,42 @@ def test_reasoning_is_an_item_and_a_block_of_its_own(stream: bool) -> None:
     assert "".join(delta.get("thinking", "") for delta in deltas) == "Look here."
     assert "".join(delta.get("text", "") for delta in deltas) == "It is red."
     assert [value["index"] for value in told if value["type"] == "content_block_stop"] == [0, 1]
+
+
+def test_what_follows_a_format_or_must_call_is_no_reasoning(root: Path) -> None:
+    """The template has opened the first tag, as that of Qwen3-VL-Thinking; nothing in a format can close it."""
+    model = steering.load(calling(root), device="cpu")
+    begins = "<|im_start|>assistant\\n"
+    assert model.template.rindex(begins) > len(model.template) - 50
+    opened = "{{- '<think>\\n</think>' if messages[0].reasoning_content }}" + f"{begins}<think>\\n".join(
+        model.template.rsplit(begins, 1)
+    )
+    model.processor.chat_template = opened
+    engine = steering.Engine(model, slots=4, max_length=1024, self_check=False, threads=1)
+    engine.start()
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    app = create_app(Settings(), engine=engine).test_client()
+    for dialect in ("responses", "messages"):
+        for fields, kind in (
+            ({"response_format": form}, "text"),
+            ({"tools": tools, "tool_choice": "required"}, "call"),
+            ({"max_tokens": 4}, "reasoning"),
+        ):
+            body = BODIES[dialect]({"messages": [ASKED], "max_tokens": 200, "temperature": 0, **fields})
+            value = app.post(ROUTES[dialect], json=body).json
+            found = value["output"] if dialect == "responses" else value["content"]
+            words = {
+                "reasoning": ("reasoning", "thinking"),
+                "text": ("message", "text"),
+                "call": ("function_call", "tool_use"),
+            }
+            assert {block["type"] for block in found} <= {*words[kind]}, (dialect, kind)
+            if dialect == "responses":
+                reasoned = value["usage"]["output_tokens_details"]["reasoning_tokens"]
+                assert (reasoned > 0) == (kind == "reasoning")
+    engine.stop()
 
 
 # --- a model whose template has a place for reasoning --------------------------------------------------------------------
@@ -187,3 +225,16 @@ def test_reasoning_that_nothing_follows_or_that_is_encrypted_is_ignored_by_name(
     for message in ({"role": "user", "content": "a", "reasoning_content": "b"}, {**REASONED, "reasoning_content": 5}):
         refused = client.post("/v1/chat/completions", json={"messages": [message, AGAIN]})
         assert (refused.status_code, refused.json["error"]["param"]) == (400, "messages[0]")
+
+
+@pytest.mark.parametrize("dialect", ["responses", "messages"])
+def test_what_may_become_a_tag_is_no_longer_held_back_at_a_call(client: FlaskClient, dialect: str) -> None:
+    said = '<thi\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    body = BODIES[dialect]({"messages": [ASKED], "max_tokens": 90, "force": said, "tools": tools})
+    for stream in (False, True):
+        response = client.post(ROUTES[dialect], json={**(body or {}), "stream": stream}, buffered=True)
+        value = STREAMS[dialect](response.text) if stream else response.json
+        first, second = value["output" if dialect == "responses" else "content"]
+        assert (first if dialect == "messages" else first["content"][0])["text"] == "<thi"
+        assert second["type"] in ("function_call", "tool_use")

@@ -14,6 +14,7 @@ from flask.testing import FlaskClient
 import steering
 from server.app import create_app
 from server.settings import Settings
+from tests.families.calling import calling
 from tests.server.dialects.kinds import BOTH, CHATS, ERRORS, LEFT, STREAMED, TOOLS, WHOLE
 from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, Answered, ask, events
 from tests.server.fakes import FakeEngine
@@ -138,6 +139,22 @@ def test_a_call_that_is_cut_is_an_empty_text(calls: FlaskClient) -> None:
     body = BODIES["messages"]({"temperature": 0, **TOOLS["a call that is cut, whole"]})
     message = calls.post("/v1/messages", json=body).json
     assert (message["stop_reason"], message["content"]) == ("max_tokens", [{"type": "text", "text": ""}])
+
+
+def test_a_call_in_tags_is_the_same_streamed_wherever_it_is_cut(root: Path) -> None:
+    model = steering.load(calling(root, "glm"), device="cpu")
+    engine = steering.Engine(model, slots=2, self_check=False, threads=1)
+    engine.start()
+    client, inputs = create_app(Settings(), engine=engine).test_client(), list[Any]()
+    for most in range(8, 24):
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": most, "temperature": 0}
+        body |= {"tools": [{"name": "f", "input_schema": {"required": ["a"]}}], "tool_choice": {"type": "any"}}
+        whole = client.post("/v1/messages", json=body).json
+        streamed = STREAMS["messages"](client.post("/v1/messages", json={**body, "stream": True}, buffered=True).text)
+        inputs += [[block.get("input") for block in message["content"]] for message in (whole, streamed)]
+    engine.stop()
+    assert inputs[::2] == inputs[1::2]
+    assert [{}] in inputs
 
 
 def test_the_first_event_has_the_cached_tokens_that_the_last_one_has(engine: steering.Engine) -> None:

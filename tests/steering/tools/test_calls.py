@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from steering.tools.calls import CallStream, ToolCall
-from steering.tools.formats import GLM, HERMES, MINISTRAL, MISTRAL, Format
+from steering.tools.formats import FORMATS, GLM, HERMES, MINISTRAL, MISTRAL, Format
 
 NAMES = frozenset({"look", "count"})
 
@@ -103,7 +104,36 @@ def test_streamed_pieces_add_up_wherever_the_text_is_cut(
             assert "".join(piece.arguments for piece in got if piece.number == number) == expected_call.arguments
 
 
+INVITED = "<tool_call>count<", "[TOOL_CALLS]count{", 'a \n<tool_call>{"name": "count", "arguments": {}}</tool_call>'
+"""Texts that a format may ask for, and that read like calls."""
+FORMATTED: list[tuple[Format, str, str, list[ToolCall]]] = [
+    *((form, json.dumps({"a": text}), json.dumps({"a": text}), []) for form in FORMATS for text in INVITED),
+    *((form, " " + text, " " + text, []) for form in FORMATS for text in INVITED),
+    (HERMES, "<tool", "<tool", []),
+    (HERMES, "<tool_call> a \n", "<tool_call> a \n", []),
+    (HERMES, call(COUNT) + "\n" + call(LOOK)[:20], "", [COUNTED]),
+    (MISTRAL, f"[TOOL_CALLS] [{LISTED}}}, {COUNT}"[:-20], "", [NAMED]),
+    (MISTRAL, f"[TOOL_CALLS] [{LISTED}}}, {COUNT}]", "", [NAMED, COUNTED]),
+    (MISTRAL, "[TOOL_CALLS] x", "[TOOL_CALLS] x", []),
+    (MINISTRAL, ARGS + "[TOOL_CALLS]lo", "", [NAMED]),
+    (MINISTRAL, "[TOOL_CALLS] x", "[TOOL_CALLS] x", []),
+    (GLM, pairs("count") + "\n<tool_call>lo", "", [COUNTED]),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "speech", "calls"), FORMATTED)
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_an_answer_with_a_format_is_all_text_or_all_calls(
+    form: Format, text: str, speech: str, calls: list[ToolCall], size: int
+) -> None:
+    stream = CallStream(form, NAMES, TEXTS, formatted=True)
+    streamed = "".join(stream.feed(text[at : at + size])[0] for at in range(0, len(text), size))
+    streamed += stream.feed("", last=True)[0]
+    assert (streamed, stream.text, stream.calls) == (speech, speech, calls)
+
+
 def test_certain_text_is_not_held_back() -> None:
+    assert CallStream(HERMES, NAMES, formatted=True).feed("{<tool_call>")[0] == "{<tool_call>"
     stream = CallStream(HERMES, NAMES)
     assert stream.feed("A star <to")[0] == "A star"
     assert stream.feed("p> of")[0] == " <top> of"

@@ -12,8 +12,10 @@ from jsonschema import Draft202012Validator
 
 import steering
 from steering import Engine, Grammar, Request, RequestError, Sampling, ToolCall, Tools
+from steering.grammar.compiled import Grammars
 from steering.prompt.layout import build_prompt
 from steering.prompt.rendering import TemplateOptions
+from steering.tools.calls import CallStream
 from steering.tools.formats import FORMATS, format_of, special_tags, with_short_ids
 from tests.families.calling import KINDS, calling
 from tests.steering.tools.test_tools import CALLED, FUNCTIONS, LOOK, QUESTION
@@ -121,6 +123,32 @@ def test_an_answer_calls_tools_or_follows_its_grammar(engine: Engine, grammar: G
             assert follows(choice.text)
 
 
+@pytest.mark.parametrize("text", ["", "a star", "a < b </", "x</arg", "\u00e9\n\n"])
+def test_a_text_within_a_call_ends(engine: Engine, text: str) -> None:
+    """A call as the model's own tokenizer splits it follows the grammar of required calls, from token to token."""
+    form = next(candidate for candidate in FORMATS if candidate.name == kind(engine))
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+        "required": ["a"],
+    }
+    written = json.dumps({"a": text, "b": 3}, ensure_ascii=False)
+    said = {
+        "glm": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n"
+        "<arg_key>b</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        "mistral": f'[TOOL_CALLS] [{{"name": "f", "arguments": {written}}}]',
+        "ministral": f"[TOOL_CALLS]f[ARGS]{written}",
+    }[form.name]
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}], True)
+    matcher = Grammars(engine.mllm).start(form.grammar(tools, special_tags(engine.mllm, form)))
+    for token in engine.mllm.tokenizer(said, add_special_tokens=False).input_ids:
+        matcher.advance(token)
+    assert matcher.inner.is_accepting()
+    stream = CallStream(form, tools.names, tools.texts, required=True)
+    stream.feed(said, last=True)
+    assert [json.loads(call.arguments) for call in stream.calls] == [{"a": text, "b": 3}]
+
+
 def test_special_tokens_become_text_only_in_calls(engine: Engine) -> None:
     """The model writes them as tokens; without tools they are left out, as ever."""
     form = next(candidate for candidate in FORMATS if candidate.name == kind(engine))
@@ -144,9 +172,19 @@ def test_schemas_that_tags_cannot_enforce_are_refused_if_strict(engine: Engine) 
     function = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "x"}}}, "strict": True}
     with pytest.raises(RequestError, match=r"'tools' cannot be enforced: pattern of 'a'"):
         engine.submit(Request(QUESTION, tools=Tools([{"function": function}], True)))
-    for wrong in ({"properties": [1]}, {"required": 5}):
+    whole: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "required": ["b"]}}}
+    with pytest.raises(RequestError, match=r"'tools' cannot be enforced: \$ref of parameters"):
+        engine.submit(Request(QUESTION, tools=Tools([{"function": function | {"parameters": whole}}], True)))
+    for wrong in ({"properties": [1]}, {"required": 5}, {"required": [{}]}):
         with pytest.raises(RequestError, match="parameters need"):
             engine.submit(Request(QUESTION, tools=Tools([{"function": {"name": "f", "parameters": wrong}}], True)))
+
+
+def test_a_required_parameter_without_a_schema_is_written(engine: Engine) -> None:
+    function = {"name": "f", "parameters": {"properties": {"b": {"enum": [1]}}, "required": ["a", "b"]}}
+    request = Request(QUESTION, Sampling(max_tokens=400), tools=Tools([{"function": function}], True, parallel=False))
+    (choice,) = engine.generate([request])[0].choices
+    assert {"a", "b"} <= json.loads(choice.tool_calls[0].arguments).keys()
 
 
 def test_ids_are_made_short_and_stay_pairs() -> None:
