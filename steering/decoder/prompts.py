@@ -199,6 +199,9 @@ class Prefill(PromptStep):
         if (window, device) not in self._masks:
             starts = torch.tensor([self.start] if self.ragged is None else self.starts)
             rows = to_device(starts[:, None] + torch.arange(n), device)
+            rows = rows.clamp(
+                max=columns - 1
+            )  # padding sees a column, too: weights of none are NaN, which 0 * NaN spreads
             self._masks[window, device] = kernels.visible(rows, columns, window)[:, None]
         return self._masks[window, device]
 

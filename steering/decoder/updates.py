@@ -24,8 +24,8 @@ class Updates:
     """The two updates that a layer adds to the residual stream, (rows, n, d), and its FFN's gate pre-activations.
 
     The pre-activations are (rows, n, width), None without gates. All are kept while the layer runs. `known` is True where
-    the updates are known; otherwise there are none. `kept` is the factor by which the layer scales its input, before it adds
-    them. `width` is the number of gates, 0 without; `activation` the function after them.
+    the updates are known; otherwise there are none. They are added to the layer's input times `kept`, a factor of the
+    layer. `width` is the number of gates, 0 without; `activation` the function after them.
     """
 
     def __init__(self, layer: nn.Module, ranks: Ranks = ALONE):
@@ -44,6 +44,10 @@ class Updates:
         self.activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) or nn.functional.silu
         if gates is not None:
             _forward_to(gates, functools.partial(setattr, self, "_gate"))
+
+    def stream(self, before: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream to which the updates are added. before: (rows, n, d), the layer's input."""
+        return before if self.kept == 1 else before * self.kept
 
     @property
     def mha(self) -> torch.Tensor:
@@ -118,8 +122,6 @@ def _extend_forward(forward: Callable[..., torch.Tensor], index: int, updates: U
         if step is None:
             return output
         before = (args[0] if args else kwargs["hidden_states"]).to(output.device)
-        if updates.kept != 1:
-            before = before * updates.kept
         output = step.hooks.after_layer(index, before, output, updates)
         updates.drop()
         return output

@@ -16,6 +16,7 @@ from steering.errors import RequestError
 from steering.front.engine import Engine
 from steering.front.turn import decide
 from steering.interventions.steer import Steer
+from steering.model.images import is_text_input
 from steering.notebook.chats import Chat, SeenChats
 from steering.notebook.sharing import share
 from steering.prompt.layout import Prompt
@@ -219,9 +220,11 @@ class _Call:
 
     def _check_tensors(self) -> None:
         """Raise RequestError for arguments that are neither settings nor the processor's tensors."""
-        allowed = {"mm_token_type_ids", "token_type_ids", "image_grid_thw", "image_sizes"}
+        images = getattr(self._engine.mllm.processor, "image_processor", None)
+        of_images = {"image_grid_thw", "image_sizes", *getattr(images, "model_input_names", ())}
         for name, value in self._others.items():
-            if name not in allowed and not name.startswith(PIXELS) and value not in ([], {}, False):
+            known = name in of_images or name.startswith(PIXELS) or is_text_input(name)
+            if not known and (isinstance(value, torch.Tensor) or value not in ([], {}, False)):
                 raise RequestError(f"'{name}' is not supported within steering.applied.", param=name)
 
     def _sampling(self) -> Sampling:

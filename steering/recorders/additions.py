@@ -36,6 +36,7 @@ class AdditionRows(LayerHook):
     ) -> torch.Tensor:
         if updates.known:
             rounding = ROUNDINGS * torch.finfo(plain.dtype).eps
+            before = updates.stream(before)
             inputs, added, out = before.float(), updates.mha.float() + updates.ffn.float(), plain.float()
             allowed = TOLERANCE * (out - inputs).norm(dim=-1) + rounding * (inputs.norm(dim=-1) + out.norm(dim=-1))
             self._excess.append(((inputs + added - out).norm(dim=-1) - allowed).amax().to("cpu", torch.float32))

@@ -157,7 +157,7 @@ class ResidualRows(LayerHook):
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        stream, home = (before, plain, updates.mha, updates.ffn), self._weights.device
+        stream, home = (updates.stream(before), plain, updates.mha, updates.ffn), self._weights.device
         gate = before[..., :0] if updates.gate is None else updates.gate
         if 1 < plain.shape[1] == self._weights.shape[1]:
             self._measured.append(measures_of(*stream, share_above(gate)).to(home))

@@ -135,6 +135,11 @@ def uncached(model: Any, inputs: Mapping[str, torch.Tensor], tokens: Sequence[in
     return out
 
 
+def scale_of(layer: Any) -> Any:
+    """Return the factor of all that a layer hands on: its updates are those of a stream that was scaled before."""
+    return getattr(layer, "layer_scalar", 1.0)
+
+
 class Force(LogitsProcessor):
     """Leaves only the next of the given tokens possible."""
 

@@ -82,6 +82,13 @@ def test_a_model_has_the_steps_that_it_can_take(check: Any, load_mllm: LoadMLLM)
         check(variant, mllm)
 
 
+def test_a_fused_prefill_reads_layers_with_a_window(check: Any, load_mllm: LoadMLLM) -> None:
+    """Its second parts begin at different columns, and one is padded by more than a window beyond the other's end."""
+    mllm = load_mllm("gemma4_large")
+    mllm.column()
+    check(Variant("prefill", "usual"), mllm)
+
+
 @pytest.mark.parametrize(
     ("form", "name", "wrong"),
     [

@@ -10,7 +10,7 @@ from transformers.masking_utils import create_sliding_window_causal_mask
 from steering.decoder.hooks import Hooks, Observer, Weights
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
-from steering.decoder.prompts import Prefill
+from steering.decoder.prompts import Prefill, Ragged
 from tests import families
 from tests.steering.conftest import LoadMLLM
 
@@ -62,3 +62,27 @@ def test_weights_are_the_same_to_the_bit(window: int | None, softcap: float | No
 
     for ours, expected in zip(attended(PLACEHOLDER), attended(built), strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_padding_beyond_a_window_spoils_no_sums_of_weights() -> None:
+    """Of two prompts in one pass, the first goes on at column 20 with 2 tokens, and is padded to the 12 of the other."""
+    drawn = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 1, 12, 4, generator=drawn) for _ in range(3))
+    pool = KVPool(2, 40)
+    keys, _ = pool.layer(0, key, value)
+    keys[:, :, :20] = torch.randn(2, 1, 20, 4, generator=drawn)
+    seen: list[torch.Tensor] = []
+
+    class Summing(Observer):
+        def prefill(self, layer: int, weights: Weights, columns: int) -> None:
+            groups = torch.zeros(2, 1, 12)
+            groups[0, 0, :2] = 1.0  # all tokens of the first prompt
+            seen.append(weights.grouped(torch.arange(12).expand(2, -1), groups))
+
+    step = Prefill(pool, slice(0, 2), 20, Hooks.of([Summing()]), Ragged([20, 0], [2, 12]))
+    step.attend(Heads(0, 0.5, 4, None), query, key, value, None)
+    expected = torch.zeros(22)
+    for token, column in enumerate((20, 21)):
+        near = slice(column - 3, column + 1)
+        expected[near] += (keys[0, 0, near] @ query[0, 0, token] * 0.5).softmax(0)
+    torch.testing.assert_close(seen[0][0, 0], expected)

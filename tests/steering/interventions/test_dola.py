@@ -94,7 +94,7 @@ def check(choice: steering.Choice, plain: Plain, messages: Messages, candidates:
     assert choice.applied["dola"] == {**dola.settings(), "premature": list(candidates), "chosen": counts}
 
 
-@pytest.mark.parametrize("family", OF_EACH_KIND)
+@pytest.mark.parametrize("family", [*OF_EACH_KIND, "gemma4_large"])
 def test_dola_is_exact_in_every_kind_of_family(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     plain, messages = load_plain(family), chat(family, 1)
     dola = Dola(premature=[0, 1, 2])

@@ -17,6 +17,7 @@ from steering.runner.selfcheck import check_model
 from tests import families
 from tests.steering.chats import image, text
 from tests.steering.conftest import LoadMLLM, LoadPlain
+from tests.steering.plain import scale_of
 
 INTO_THE_FFN = {
     "olmo2": "mlp",
@@ -29,11 +30,6 @@ INTO_THE_FFN = {
     "llava": "post_attention_layernorm",
 }
 """The module that is given the stream between attention and FFN."""
-
-
-def scale_of(layer: Any) -> Any:
-    """Return the factor of all that a layer hands on: its updates are those of a stream that was scaled before."""
-    return getattr(layer, "layer_scalar", 1.0)
 
 
 CHAT = [{"role": "user", "content": [image(0), text("What is this?")]}]
