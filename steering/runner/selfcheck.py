@@ -36,9 +36,9 @@ STEPS = 4
 TOLERANCE = 1e-3
 """Largest difference of float32 logits relative to the largest logit, and of attention to an image."""
 HALF_TOLERANCE = 5e-2
-"""Largest difference where a layer or attention in half precision is compared."""
+"""Largest difference in half precision of a layer, attention, or a step's logits, where the plain model's is not large."""
 MARGIN = 2.0
-"""Largest ratio of the error of half-precision logits to the plain model's, whose rounding is as arbitrary.
+"""Largest ratio of an error in half precision to the plain model's, whose rounding is as arbitrary.
 
 Over eight prompts of the embedded model it was 0.83 (bfloat16) and 0.88 (float16), over two of them up to 1.4.
 """
@@ -82,8 +82,10 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
     if mllm.rounds:
         log.info("%s: %s", mllm.quantization or mllm.dtype, _agreement(references, ours))
     for reference, sums in zip(references, observed, strict=True):
-        difference = float((sums - reference.attention).abs().max())
-        if not difference <= (HALF_TOLERANCE if mllm.rounds else TOLERANCE):
+        difference, plain = (
+            float((got - reference.attention).abs().max()) for got in (sums, reference.plain_attention)
+        )
+        if not difference <= (max(HALF_TOLERANCE, MARGIN * plain) if mllm.rounds else TOLERANCE):
             raise UnsupportedModel(
                 f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
             )
@@ -98,7 +100,8 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
         error, plain = ((logits - reference.exact) / scale for logits in (got, reference.plain))
         difference = error.abs().amax(-1) if single else error.square().mean(-1).sqrt()  # (steps,)
         squares.append((error.square().mean(), plain.square().mean()))
-        wrong = ~(difference <= (TOLERANCE if single else HALF_TOLERANCE))
+        most = TOLERANCE if single else (MARGIN * plain.square().mean(-1).sqrt()).clamp(min=HALF_TOLERANCE)
+        wrong = ~(difference <= most)
         if bool(wrong.any()):
             step = int(wrong.nonzero()[0])
             where = f"decoding step {step}" if step else _first_difference(mllm, prompt)
@@ -200,13 +203,14 @@ def _widen(value: Any) -> Any:
 class _Reference(NamedTuple):
     """The results of plain transformers for a prompt.
 
-    tokens: (steps) greedy ones. plain, exact: (steps, vocabulary) logits in the model's dtype and in float32. attention:
-    (layers,), of the prompt's last row to the image, mean over heads, float32.
+    tokens: (steps) greedy ones. plain, exact: (steps, vocabulary) logits in the model's dtype and in float32.
+    plain_attention, attention: (layers,), of the prompt's last row to the image, mean over heads, likewise.
     """
 
     tokens: list[int]
     plain: torch.Tensor
     exact: torch.Tensor
+    plain_attention: torch.Tensor
     attention: torch.Tensor
 
     @classmethod
@@ -216,15 +220,12 @@ class _Reference(NamedTuple):
             if mllm.dtype != torch.float32:
                 with in_float32(model):
                     exact = _generate_plain(mllm, model, prompt, out.sequences[0])
-        last = torch.stack([layer[0, :, -1].mean(0).to(mllm.device) for layer in exact.attentions[0]]).float()
-        last = mllm.ranks.mean(last)
-        # With a sliding window, only the latest columns may be returned.
-        columns = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
         return cls(
             out.sequences[0, prompt.length :].tolist(),
             torch.cat(out.logits).float(),
             torch.cat(exact.logits).float(),
-            last[:, columns[columns >= 0]].sum(-1),
+            _attention_to_image(mllm, prompt, out),
+            _attention_to_image(mllm, prompt, exact),
         )
 
     def computed_anew(self, mllm: MLLM, prompt: Prompt) -> _Reference:
@@ -232,6 +233,15 @@ class _Reference(NamedTuple):
         ids = torch.cat([prompt.inputs["input_ids"][0], torch.tensor(self.tokens)]).to(mllm.device)
         with plain(mllm) as model:
             return self._replace(plain=torch.cat(_generate_plain(mllm, model, prompt, ids).logits).float())
+
+
+def _attention_to_image(mllm: MLLM, prompt: Prompt, out: Any) -> torch.Tensor:
+    """Return the attention (layers,) of a prompt's last row to the image, mean over heads."""
+    last = torch.stack([layer[0, :, -1].float().mean(0).to(mllm.device) for layer in out.attentions[0]])
+    last = mllm.ranks.mean(last)
+    # With a sliding window, only the latest columns may be returned.
+    columns = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
+    return last[:, columns[columns >= 0]].sum(-1)
 
 
 def _generate_plain(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
