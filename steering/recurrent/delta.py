@@ -56,8 +56,8 @@ class GatedDelta:
         if step is None:
             return self._own(hidden_states, *args, **kwargs)
         module, states, n = self._module, step.recurrent, hidden_states.shape[1]
-        names = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
-        mixed, gate, alpha, beta = (getattr(module, name)(hidden_states) for name in names)
+        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # which may be one product
+        mixed, gate, beta, alpha = (getattr(module, name)(hidden_states) for name in names)
         pooled, read, write = states.places(self._layer, n, functools.partial(self._empty, mixed))
         if n == 1 and self._kernel is not None:
             projections = (tensor.flatten(0, 1) for tensor in (mixed, gate, alpha, beta))

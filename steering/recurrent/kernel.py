@@ -66,8 +66,8 @@ def stepped(
 def is_right(kernel: StepFunction, module: Any) -> bool:
     """Return True where a kernel gives what plain torch gives for two rows, and leaves other states as they are."""
     weight, (heads, k, v) = module.conv1d.weight, (module.num_v_heads, module.head_k_dim, module.head_v_dim)
-    mixed, gate = drawn((2, len(weight)), weight), drawn((2, heads * v), weight)
-    alpha, beta = drawn((2, 2, heads), weight)
+    sizes = len(weight), heads * v, heads, heads
+    mixed, gate, beta, alpha = drawn((2, sum(sizes)), weight).split(sizes, -1)  # parts of one product
     pools = drawn((5, len(weight), weight.shape[2] - 1), weight), drawn((5, heads, k, v), weight.float())
     read, write = torch.tensor([[1, 3], [0, 4]], device=weight.device)
     inputs = torch.cat([pools[0][read], mixed[..., None]], 2)

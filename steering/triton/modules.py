@@ -21,7 +21,11 @@ from steering.triton.replaced import Replaced, alike, drawn, is_linear
 
 TRIALS = ((1, 1), (2, 3))
 """Rows and tokens of the states on which modules are compared."""
-TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+TOGETHER = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)
 """Layers of a module with the same input, in the order in which they are called."""
 
 
@@ -44,12 +48,12 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
         for names in TOGETHER:
             _fuse_projections(products, [getattr(module, name, None) for name in names])
     products.take((*decoder.modules(), output))  # layers that are not part of a larger product by now
-    matches: dict[tuple[type, torch.dtype], bool] = {}
+    matches: dict[tuple[type, torch.dtype, str], bool] = {}
     for module in list(decoder.modules()):
         for replacement in (_gated, partial(_residual, norms=norms)):
             if (forward := replacement(ops, module)) is None:
                 continue
-            kind = type(module), next(module.parameters()).dtype
+            kind = type(module), next(module.parameters()).dtype, _attention_of(module)[0]
             if kind not in matches:
                 matches[kind] = _same(module, forward, replacement is _gated)
             if matches[kind]:
@@ -110,19 +114,27 @@ def _gated(ops: Ops, module: Any) -> Callable[[torch.Tensor], torch.Tensor] | No
 
 def _residual(ops: Ops, layer: Any, norms: dict[nn.Module, tuple[float, bool]]) -> Callable[..., torch.Tensor] | None:
     """Return the forward pass of a layer that adds its attention's update and normalises the sum, None for others."""
-    names = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
+    name, attention = _attention_of(layer)
+    names = {"input_layernorm", name, "post_attention_layernorm", "mlp"}
     norm = getattr(layer, "post_attention_layernorm", None)
-    if {name for name, _ in layer.named_children()} != names or norm not in norms:
+    if {child for child, _ in layer.named_children()} != names or norm not in norms:
         return None
     eps, shifted = norms[norm]
 
     def forward(hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        update, *_ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **kwargs)
+        update = attention(hidden_states=layer.input_layernorm(hidden_states), **kwargs)
+        update = update[0] if isinstance(update, tuple) else update  # linear attention returns no weights beside it
         total, normed = ops.add_rms_norm(hidden_states, update, norm.weight, eps, shifted)
         output: torch.Tensor = total + layer.mlp(normed)
         return output
 
     return forward
+
+
+def _attention_of(layer: Any) -> tuple[str, Any]:
+    """Return the name of a decoder layer's attention, and the attention."""
+    name = "linear_attn" if hasattr(layer, "linear_attn") else "self_attn"
+    return name, getattr(layer, name, None)
 
 
 def _same(module: Any, forward: Callable[..., torch.Tensor], is_mlp: bool) -> bool:
@@ -134,17 +146,19 @@ def _same(module: Any, forward: Callable[..., torch.Tensor], is_mlp: bool) -> bo
     width = module.gate_proj.in_features if is_mlp else module.input_layernorm.weight.shape[0]
     if is_mlp:
         return all(alike(forward(states), module(states)) for states in _trials(width, weight))
-    attention = vars(module.self_attn)
-    own_forward = attention.get("forward")
-    attention["forward"] = lambda hidden_states, **_: (hidden_states * 0.5 + 0.25, None)
+    name, attention = _attention_of(module)
+    attributes = vars(attention)
+    own_forward = attributes.get("forward")
+    result = (lambda states: states) if name == "linear_attn" else (lambda states: (states, None))
+    attributes["forward"] = lambda hidden_states, **_: result(hidden_states * 0.5 + 0.25)
     try:
         return all(alike(forward(states), module(states)) for states in _trials(width, weight))
     except Exception:  # another signature
         return False
     finally:
-        del attention["forward"]
+        del attributes["forward"]
         if own_forward is not None:
-            attention["forward"] = own_forward
+            attributes["forward"] = own_forward
 
 
 def _trials(width: int, like: torch.Tensor) -> list[torch.Tensor]:

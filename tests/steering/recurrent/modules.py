@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5TextConfig
+
+from steering.recurrent.rule import one_token
 
 SHAPES = ((2, 4, 8, 8, 4), (16, 32, 128, 128, 4), (2, 6, 16, 24, 3), (1, 4, 64, 32, 2))
 """Key heads, value heads, their widths, and the taps of the convolution: the second are those of Qwen3.5-9B."""
@@ -24,3 +28,16 @@ def a_module(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Qwen
         module.norm.weight.data.normal_(1.0, 0.1)
         module.conv1d.weight.data.mul_(2)
     return module.to(dtype).requires_grad_(False)
+
+
+def by_torch(
+    mixed: torch.Tensor, gate: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, weights: Any, eps: float,
+    states: Any, places: Any, key_heads: int, module: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Stand in for the Triton kernel."""
+    read, write = places
+    inputs = torch.cat([states[0][read], mixed[..., None]], 2)
+    output, matrix = one_token(module, inputs, alpha, beta, states[1][read])
+    if write is not None:
+        states[0][write], states[1][write] = inputs[:, :, 1:], matrix
+    return module.norm(output.flatten(0, -2), gate.reshape(-1, module.head_v_dim)).view_as(gate)

@@ -19,9 +19,8 @@ from steering.decoder.prompts import Prefill, Ragged
 from steering.recurrent import kernel
 from steering.recurrent.delta import GatedDelta
 from steering.recurrent.kernel import is_right, step_kernel, stepped
-from steering.recurrent.rule import one_token
 from steering.recurrent.states import RecurrentStates
-from tests.steering.recurrent.modules import HIDDEN, SHAPES, a_module
+from tests.steering.recurrent.modules import HIDDEN, SHAPES, a_module, by_torch
 
 LENGTHS = 150, 7, 64
 WITHIN = {"rtol": 2e-4, "atol": 2e-5}
@@ -46,19 +45,6 @@ def drawn(*lengths: int) -> list[torch.Tensor]:
 
 def padded(parts: list[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=9.0)
-
-
-def by_torch(
-    mixed: torch.Tensor, gate: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, weights: Any, eps: float,
-    states: Any, places: Any, key_heads: int, module: Any,
-) -> torch.Tensor:  # fmt: skip
-    """Stand in for the Triton kernel."""
-    read, write = places
-    inputs = torch.cat([states[0][read], mixed[..., None]], 2)
-    output, matrix = one_token(module, inputs, alpha, beta, states[1][read])
-    if write is not None:
-        states[0][write], states[1][write] = inputs[:, :, 1:], matrix
-    return module.norm(output.flatten(0, -2), gate.reshape(-1, module.head_v_dim)).view_as(gate)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

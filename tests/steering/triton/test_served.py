@@ -6,6 +6,7 @@ There is no GPU here. What stands for the kernels is plain torch, what stands fo
 from __future__ import annotations
 
 import functools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from steering.interventions.published.vista import VistaSteering
 from steering.model import loading
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
+from steering.recurrent import delta
+from steering.recurrent.kernel import stepped
 from steering.runner import selfcheck
 from steering.triton import fusing, products
 from tests import families
@@ -32,9 +35,10 @@ from tests.steering.accel.test_cuda_graphs import again
 from tests.steering.cpu.conftest import check_alike
 from tests.steering.interventions.pushes import unit_vector
 from tests.steering.parallel.asking import drawn_vectors
+from tests.steering.recurrent.modules import by_torch
 from tests.steering.triton.reference import DecodeAttention, Ops
 
-FAMILIES = ("qwen2_vl", "gemma3", "internvl")
+FAMILIES = ("qwen2_vl", "gemma3", "internvl", "qwen3_5")
 
 
 class Served:
@@ -46,6 +50,7 @@ class Served:
         with monkeypatch.context() as patch:
             patch.setattr(packed, "prepare", lambda *_: None)  # what CPUs have instead
             patch.setattr(loading, "_store_weights_by_column", lambda *_: None)
+            patch.setattr(delta, "step_kernel", lambda module: partial(stepped, partial(by_torch, module=module)))
             patch.setattr(fusing, "fuse", lambda model, decoder, device: fusing.fuse_by(self.ops, model, decoder))
             self.fused = steering.load(folder, device="cpu", dtype=dtype)
         self.fused.__dict__["decode_attention"] = self.kernel
@@ -156,9 +161,15 @@ def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     silu = type(gated).__name__ in ("SiLU", "SiLUActivation")
     assert served.ops.calls["silu_product"] == (served.fused.num_layers if silu else 0)
-    attention = served.fused.layers[0].self_attn
-    weights = [getattr(attention, name).weight for name in ("q_proj", "k_proj", "v_proj")]
-    assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1, "views of one tensor"
+    layers = served.fused.layers
+    parts = [(layers[at].self_attn, ("q_proj", "k_proj", "v_proj")) for at in served.fused.attention_layers]
+    linear = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+    parts += [(layers[at].linear_attn, linear) for at in served.fused.recurrent_layers]
+    for attention, names in parts:
+        weights = [getattr(attention, name).weight for name in names]
+        assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1, "views of one tensor"
+    if served.fused.recurrent_layers:
+        assert served.ops.calls["add_rms_norm"] == served.fused.num_layers
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
