@@ -54,6 +54,10 @@ class CompiledAhead:
                 for variant in variants_of(mllm)
                 if variant.kind != "pictures" or rehearsal.pictures
             ]
+            if not requested:
+                log.info("all steps run eagerly: none of this model can be compiled")
+                self.steps = None
+                return
             for step in requested:
                 rehearsal.rehearse(step)
             self.compiling = Compiling(

@@ -258,7 +258,7 @@ class Sequence:
         """Forget everything since the submission except the place in a pair, so that the prompt can run once more, alone."""
         self.state, self.slot, self.computed, self.captured = State.WAITING, -1, 0, {}
         prefill = self.prefill
-        self.prefill = replace(prefill, fork_of=None, alone=True, reused=0, left=None, logits=None)
+        self.prefill = replace(prefill, fork_of=None, alone=True, reused=0, left=None, logits=None, states={})
         if self.pair is not None and self.is_leader:
             self.pair.held, self.pair.made = None, ()
 

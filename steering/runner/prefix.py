@@ -4,8 +4,8 @@ A block is identified by the hash of everything before its end (`prompt.blocks`)
 is shared between different settings. Slots share no memory: blocks are copied in and out, except into a slot where the
 previous sequence left the same ones. The least recently used blocks go first; of one prompt, the last.
 
-A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are two
-of a prompt at most: behind its last whole block, and where it departs from what was cached.
+A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are
+few of a prompt: behind its last whole block, where it departs from what was cached, and where others that wait depart.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class PrefixCache:
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
         self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
+        self._awaited: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # how many first tokens others share
         if capacity and pool.bytes:  # allocated at once, as the pool was; otherwise at the first prompt
             self._make()
 
@@ -130,7 +131,15 @@ class PrefixCache:
         """Drop everything, and cache nothing of the next prompts, whose number is returned: a failure may pass."""
         self._store, self._beside = None, 0
         self._resting, self._rest_length = self._rest_length, min(2 * self._rest_length, RESTS[1])
-        for entries in (self._blocks, self._with_states, self._plans, self._runs, self._tails, self._lying):
+        for entries in (
+            self._blocks,
+            self._with_states,
+            self._plans,
+            self._runs,
+            self._tails,
+            self._awaited,
+            self._lying,
+        ):
             entries.clear()
         return self._resting
 
@@ -144,17 +153,20 @@ class PrefixCache:
         plan = self._plan(sequence)
         if plan is None:
             return False
-        if self._pool.states:
-            return False  # its states behind the common beginning will be kept for a third such prompt
         at = max(len(self._find_blocks(plan)) + WORTH, plan.least) - 1
         fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
-        plans = [self._plan(sequence) for sequence in others] if fits else []
-        return any(
-            planned is not None
-            and planned.keys[at : at + 1] == plan.keys[at : at + 1]
-            and plan.needed <= planned.needed
-            for planned in plans
-        )
+        for other in others if fits else ():
+            planned = self._plan(other)
+            if planned is None or planned.keys[at : at + 1] != plan.keys[at : at + 1] or plan.needed > planned.needed:
+                continue
+            if not self._pool.states:
+                return True
+            pairs = zip(plan.keys[: plan.most], planned.keys, strict=False)
+            shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)) * SIZE // GRAIN * GRAIN
+            if shared > at * SIZE:
+                self._awaited[other] = shared  # so that it keeps its states there
+                return True
+        return False
 
     def begin(self, sequence: Sequence, prompt: Embedded) -> None:
         """Copy the cached prefix of a prompt into its slot, where its settings have been written."""
@@ -169,7 +181,7 @@ class PrefixCache:
         if blocks and not bool((_positions(blocks) == positions[:known_length]).all()):
             return
         self._runs[sequence] = run = _Run(plan, {POSITIONS: [positions]})
-        sequence.prefill.wanted = self._wanted(plan, len(blocks))
+        sequence.prefill.wanted = self._wanted(plan, len(blocks), self._awaited.get(sequence, 0))
         if not blocks or self._store is None:
             return
         self._touch(plan.keys[: len(blocks)])
@@ -280,15 +292,15 @@ class PrefixCache:
         keys = itertools.takewhile(lambda key: self._has(key, plan.needed), plan.keys[: plan.most])
         return [self._blocks[key] for key in keys]
 
-    def _wanted(self, plan: _Plan, found: int) -> tuple[int, ...]:
+    def _wanted(self, plan: _Plan, found: int, awaited: int) -> tuple[int, ...]:
         """Return the numbers of a prompt's tokens behind which its recurrent states should be kept.
 
-        found: how many blocks come from the cache.
+        found: how many blocks come from the cache. awaited: how many first tokens others that wait share.
         """
         if not self._pool.states:
             return ()
         ends = {blocks * SIZE // GRAIN * GRAIN for blocks in (len(self._cached(plan)), len(plan.keys))}
-        return tuple(sorted(end for end in ends if end > found * SIZE))
+        return tuple(sorted(end for end in {*ends, awaited} if end > found * SIZE))
 
     def _keep_states(self, keys: tuple[_Key, ...], states: Mapping[int, Snapshot]) -> None:
         """Keep a prompt's recurrent states beside its blocks, as far as there is room; states: by number of tokens."""

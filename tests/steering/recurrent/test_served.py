@@ -127,6 +127,21 @@ def test_a_prompt_goes_on_behind_the_states_of_an_earlier_one(mllm: steering.MLL
     assert warm.stats()["prefix_cache_bytes"] <= 2**26
 
 
+def test_prompts_that_arrive_together_share_their_beginning(mllm: steering.MLLM) -> None:
+    cold, warm = an_engine(mllm), an_engine(mllm, prefix_cache_bytes=2**26)
+    questions = "What colour is the star? " * 4, "Is the circle red? " * 5, "Where is the heart, and where the circle?"
+    asked = [
+        Request([SYSTEM, *chat(RED, text=text)], Sampling(max_tokens=3, logprobs=3, ignore_eos=True))
+        for text in questions
+    ]
+    expected, results = cold.generate(asked), warm.generate(asked)
+    assert differences([said(one) for one in results], [said(one) for one in expected]) == []
+    first, *others = [result.cached_tokens for result in results]
+    assert first == 0
+    assert min(others) >= GRAIN
+    assert all(cached % GRAIN == 0 for cached in others)
+
+
 def test_a_step_that_fails_is_run_again_on_the_same_states(
     mllm: steering.MLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
