@@ -20,9 +20,9 @@ def register(app: typer.Typer) -> None:
 def bench(
     gpu: Annotated[bool, Option("--gpu", help="use the first GPU in bfloat16 instead of the CPU in float32")] = False,
     shape: Annotated[
-        Literal["7b", "small", "tiny"] | None,
+        Literal["7b", "9b", "small", "tiny"] | None,
         Option(
-            help="size of the model (small: 8 layers, tiny: 4)",
+            help="size of the model (9b: Qwen3.5, small: 8 layers, tiny: 4)",
             show_default="7b with --gpu, else tiny",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Random models as large as real ones, made in place: Qwen2.5-VL with the embedded model's tokenizer."""
+"""Random models as large as real ones, made in place: of Qwen's families, with the embedded model's tokenizer."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _PROCESSING = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
 class ModelShape:
     """The size of a model, and of the questions to it.
 
-    text, vision: settings of its two configs. image: tokens of a large picture, (columns, rows). prompt, long: words of a
-    prompt without pictures, and of one that comes in several chunks. batches: numbers of answers that decode at once.
-    callers: numbers of callers at once; picture: tokens of the picture that each sends, as `image`; answer: tokens of each
-    caller's answer. tokens: of an answer. copied: bytes of the tensor whose copy measures the bandwidth.
+    text, vision: settings of its two configs, of this model_type. image: tokens of a large picture, (columns, rows).
+    prompt, long: words of a prompt without pictures, and of one that comes in several chunks. batches: numbers of answers
+    that decode at once. callers: numbers of callers at once; picture: tokens of the picture that each sends, as `image`;
+    answer: tokens of each caller's answer. tokens: of an answer. copied: bytes of the tensor whose copy measures the
+    bandwidth.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelShape:
     callers: tuple[int, ...] = (1, 2)
     picture: tuple[int, int] = (2, 2)
     answer: int = 6
+    model_type: str = "qwen2_5_vl"
 
     @property
     def length(self) -> int:
@@ -84,6 +86,10 @@ def _vision(hidden: int, heads: int, ffn: int, depth: int) -> dict[str, Any]:
     }
 
 
+_QWEN35_VISION = {"patch_size": PATCH // 2, "num_position_embeddings": 2304}
+"""Qwen3.5's patches are larger, but the embedded model's processor cuts these."""
+
+
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -100,6 +106,20 @@ SHAPES = {
             callers=(1, 16, 64),
             picture=(20, 20),
             answer=64,
+        ),
+        ModelShape(
+            "9b",
+            {
+                **_text(16, 4, 256, 32, 12288, 248320),
+                "head_dim": 256,
+                "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                    "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+                },
+            },
+            {"hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304, "depth": 27, **_QWEN35_VISION},
+            image=(50, 30), prompt=1000, long=7000, batches=(1, 32), tokens=32, copied=2**31,
+            callers=(1, 16, 64), picture=(20, 20), answer=64, model_type="qwen3_5",
         ),
         ModelShape(
             "small",
@@ -124,8 +144,8 @@ SHAPES = {
             copied=2**20,
         ),
     )
-}
-"""Shapes by name: Qwen2.5-VL-7B, one that two processors can run, and one for tests."""
+}  # fmt: skip
+"""Shapes by name: Qwen2.5-VL-7B, Qwen3.5-9B, one that two processors can run, and one for tests."""
 
 
 def random_model(
@@ -171,7 +191,7 @@ def _draw_model(shape: ModelShape, device: torch.device, dtype: torch.dtype, see
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     ends = {name: embedded_config["text_config"][name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = AutoConfig.for_model(
-        "qwen2_5_vl",
+        shape.model_type,
         text_config={**shape.text, **ends},
         vision_config={**shape.vision, "out_hidden_size": shape.text["hidden_size"]},
         tie_word_embeddings=False,

@@ -121,9 +121,10 @@ def weights_read(mllm: MLLM) -> int:
 
 
 def bytes_read(engine: Engine, rows: int, columns: int) -> float:
-    """Return the bytes that a decode step of `rows` rows, each of `columns` columns, must read."""
+    """Return the bytes that a decode step of `rows` rows, each of `columns` columns, must read, and of states write."""
     stats = engine.stats()
-    return weights_read(engine.mllm) + rows * columns * stats["kv_bytes"] / stats["kv_max_tokens"]
+    states = sum(engine.mllm.column().states.slot_bytes.values())  # one is read, the other written
+    return weights_read(engine.mllm) + rows * (columns * stats["kv_bytes"] / stats["kv_max_tokens"] + states)
 
 
 @torch.inference_mode()
@@ -145,6 +146,7 @@ def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tenso
         return mllm.head(out.last_hidden_state[:, -1])
 
     run()  # the pool is made at first use
+    pool.states.lengths_on(mllm.device)[0] = columns - 1  # as if there were states behind the tokens before
     return run
 
 

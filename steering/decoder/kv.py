@@ -39,8 +39,8 @@ class KVPool:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors: slots x length x 2 x layers x KV heads x head width x bytes of the dtype, and of states."""
-        return sum(tensor.nbytes for tensor in self.distinct) + self.states.bytes
+        """Bytes of keys and values: slots x length x 2 x layers x KV heads x head width x bytes of the dtype."""
+        return sum(tensor.nbytes for tensor in self.distinct)
 
     @property
     def layers(self) -> int:

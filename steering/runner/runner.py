@@ -97,7 +97,7 @@ class Runner:
         state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         kv = {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length}
         caches = {**self.image_cache.stats(), **self.mllm.seen.stats(), **self.prefixes.stats()}
-        return {**kv, "state_bytes": state, **caches}
+        return {**kv, "state_bytes": state + self.pool.states.bytes, **caches}
 
     @torch.inference_mode()
     def embed(self, sequences: Iterable[Sequence]) -> None:

@@ -6,7 +6,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from steering.bench.device import graphed
 from steering.bench.launches import Launched, launched
 from steering.bench.rows import Gauge, Unavailable, as_json, as_page
 from steering.bench.sections import SECTIONS, Section, rows_of
+from steering.bench.shapes import SHAPES
 from steering.bench.trial import Trial
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
@@ -70,6 +71,27 @@ def test_decoding_is_compared_with_the_limit_of_bandwidth(monkeypatch: pytest.Mo
         assert (graph.value, graph.note) == (None, "cpu has no CUDA graphs.")
         assert of(rows, f"engine, {batch} at once")[0].unit == "ms a step"
     assert of(rows, "most memory")[0].value > 0  # type: ignore[operator]
+
+
+def test_states_are_read_and_written_beside_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "bandwidth", lambda device, size: 1e9)
+    large, tiny = SHAPES["9b"], TINY.size
+    text = {**large.text, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 96, "vocab_size": 1024}
+    vision = {**large.vision, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "depth": 2}
+    shrunk = replace(tiny, name="shrunk", text=text, vision=vision, model_type=large.model_type)
+    monkeypatch.setitem(SHAPES, "shrunk", shrunk)
+    trial = replace(TINY, shape="shrunk")
+    engine, columns = trial.engine(2), 90
+    weights = speed.weights_read(engine.mllm)
+    matrices, inputs = 32 * 128 * 128, 3 * (2 * 16 + 32) * 128  # of each of three layers
+    keys = 2 * 4 * 256  # of the fourth
+    expected = weights + 2 * 4 * (columns * keys + 2 * 3 * (matrices + inputs))
+    assert speed.bytes_read(engine, 2, columns) == pytest.approx(expected)
+    step = speed.model_alone(engine.mllm, 2, columns)
+    with torch.inference_mode():
+        torch.testing.assert_close(step(), step())
+    picture = trial.ask(text=3, picture=(2, 2), tokens=2)
+    assert len(engine.generate([picture])[0].choices[0].token_ids) == 2
 
 
 def test_the_model_alone_computes_the_engines_logits(engine: Engine) -> None:

@@ -47,7 +47,7 @@ def padded(parts: list[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=9.0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [SHAPES[0], *SHAPES[2:]])
 def test_prompts_in_parts_and_answers_are_as_token_by_token(shape: tuple[int, ...]) -> None:
     module = a_module(shape)
     forward, pool = in_slots(module), KVPool(5, 256)
