@@ -25,7 +25,20 @@ from tests.steering.readouts.matrices import chats, vector
 
 STEPS = 4
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
-FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl")
+FAMILIES = (
+    *(
+        "qwen2_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen3_5",
+        "llava",
+        "llava_next",
+        "gemma3",
+        "glm4v",
+        "idefics3",
+        "internvl",
+    ),
+)
 
 
 class Whole:
@@ -47,7 +60,8 @@ class Whole:
         self.updates: list[dict[str, torch.Tensor]] = [{} for _ in plain.layers]
         with self._hooked(added):
             out = uncached(plain.model, inputs, tokens[:-1], output_attentions=True, output_hidden_states=True)
-        self.attention = torch.stack([layer[0].mean(0) for layer in out.attentions])  # (layers, n, n)
+        self.attention = torch.stack([layer[0].mean(0) for layer in out.attentions])  # (attending layers, n, n)
+        self.attending = attending(plain)
         self.states = out.hidden_states[-1][0]
         self.embedding = plain.model.get_output_embeddings().weight.detach()
         n = len(self.ids)
@@ -152,6 +166,11 @@ class Whole:
         return out
 
 
+def attending(plain: Plain) -> list[int]:
+    """Return the numbers of the layers with softmax attention, of which transformers returns weights."""
+    return [number for number, layer in enumerate(plain.layers) if not hasattr(layer, "linear_attn")]
+
+
 def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -> None:
     got, layout = choice.diagnostics, whole.layout
     assert got is not None
@@ -160,12 +179,13 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
     for image, told in zip(layout.images, whole.tilings, strict=True):
         columns.append(image.columns[slice(None) if told is None else told.order].tolist())
         overviews.append([] if told is None else image.columns[told.overview].tolist())
-    layers = list(chosen_layers(diagnose, len(whole.attention)))
+    layers = list(chosen_layers(diagnose, whole.attending))
+    places = [whole.attending.index(layer) for layer in layers]
     for number, (patches, own) in enumerate(zip(got["patches"], columns, strict=True), start=1):
         assert (patches["image"], patches["layers"]) == (number, layers)
-        expected = [[whole.rho(layer, column) for column in own] for layer in layers]
+        expected = [[whole.rho(place, column) for column in own] for place in places]
         assert np.allclose(patches["rho"], expected, rtol=0, atol=1e-5)
-        small = [[whole.rho(layer, column) for column in overviews[number - 1]] for layer in layers]
+        small = [[whole.rho(place, column) for column in overviews[number - 1]] for place in places]
         assert np.allclose(patches.get("overview", [[]] * len(layers)), small, rtol=0, atol=1e-5)
     assert [(one["position"], one["image"]) for one in got["tam"]] == [
         (step, image + 1) for step in range(STEPS) for image in range(len(columns))
@@ -230,9 +250,10 @@ def test_equal_to_a_plain_pass_in_a_batch_steered_or_not(
     engine = make_engine(family, prefill_budget=budget, max_length=1024)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
     steer = Steer(vector(engine.mllm), -0.8)
+    *_, last = layers = attending(load_plain(family))
     options = [
         Diagnose(EVERYTHING, causal=True),
-        Diagnose(EVERYTHING, layers=(2, 0), residual_rows="prompt"),
+        Diagnose(EVERYTHING, layers=(last, layers[0]), residual_rows="prompt"),
         Diagnose(EVERYTHING, last_layers=1, causal=True, residual_rows="generated"),
     ]
     requests = [
