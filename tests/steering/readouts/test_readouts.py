@@ -21,24 +21,13 @@ from steering.recorders.residual import NAMES
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.plain import Messages, Plain, uncached
-from tests.steering.readouts.matrices import chats, vector
+from tests.steering.readouts.matrices import chats, layout_span, vector
 
 STEPS = 4
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
 FAMILIES = (
-    *(
-        "qwen2_vl",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-        "qwen3_5",
-        "llava",
-        "llava_next",
-        "gemma3",
-        "glm4v",
-        "idefics3",
-        "internvl",
-    ),
-)
+    "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl",
+)  # fmt: skip
 
 
 class Whole:
@@ -61,7 +50,7 @@ class Whole:
         with self._hooked(added):
             out = uncached(plain.model, inputs, tokens[:-1], output_attentions=True, output_hidden_states=True)
         self.attention = torch.stack([layer[0].mean(0) for layer in out.attentions])  # (attending layers, n, n)
-        self.attending = attending(plain)
+        self.attending = plain.attending
         self.states = out.hidden_states[-1][0]
         self.embedding = plain.model.get_output_embeddings().weight.detach()
         n = len(self.ids)
@@ -166,11 +155,6 @@ class Whole:
         return out
 
 
-def attending(plain: Plain) -> list[int]:
-    """Return the numbers of the layers with softmax attention, of which transformers returns weights."""
-    return [number for number, layer in enumerate(plain.layers) if not hasattr(layer, "linear_attn")]
-
-
 def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -> None:
     got, layout = choice.diagnostics, whole.layout
     assert got is not None
@@ -233,14 +217,6 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         assert concentration["agreement"] == pytest.approx(correlation, abs=1e-3)
 
 
-def layout_span(layout: Layout, kind: str) -> list[int]:
-    """Return the columns of one of the three parts of the prompt."""
-    pictures = layout.image_columns.tolist()
-    before = [place for place in range(len(layout.spans)) if place < min(pictures)]
-    behind = [place for place in range(min(pictures), len(layout.spans)) if place not in pictures]
-    return {"vision": pictures, "system": before, "user": behind}[kind]
-
-
 @pytest.mark.parametrize(
     ("family", "budget"), [*((family, 40) for family in FAMILIES), ("qwen2_vl", 1000), ("gemma3", 1000)]
 )
@@ -250,7 +226,7 @@ def test_equal_to_a_plain_pass_in_a_batch_steered_or_not(
     engine = make_engine(family, prefill_budget=budget, max_length=1024)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
     steer = Steer(vector(engine.mllm), -0.8)
-    *_, last = layers = attending(load_plain(family))
+    *_, last = layers = load_plain(family).attending
     options = [
         Diagnose(EVERYTHING, causal=True),
         Diagnose(EVERYTHING, layers=(last, layers[0]), residual_rows="prompt"),
