@@ -4,13 +4,15 @@ A block is identified by the hash of everything before its end (`prompt.blocks`)
 is shared between different settings. Slots share no memory: blocks are copied in and out, except into a slot where the
 previous sequence left the same ones. The least recently used blocks go first; of one prompt, the last.
 
-A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are two
-of a prompt at most: behind its last whole block, and where it departs from what was cached.
+A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are three
+of a prompt at most: behind its last whole block, behind all that it may leave out itself, and where it departs from what was
+cached.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +30,8 @@ from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, HookPlans, PrefillChunk
 from steering.recurrent.states import Snapshot, snapshot_bytes
+
+log = logging.getLogger(__name__)
 
 WORTH = 4
 """Least number of blocks that a prompt waits a step for, or is kept for: fewer take no longer than the step."""
@@ -101,6 +105,11 @@ class PrefixCache:
         self._beside = 0
         # Half is for recurrent states, where the model has any.
         self._most_states = capacity // 2 if pool.states else 0
+        if capacity and (least := sum(pool.states.slot_bytes.values()) // 2) > self._most_states:
+            log.warning(
+                "no prompts are cached: the states behind one token take %d bytes, half the cache is less", least
+            )
+            self.capacity = self._most_states = 0
         self._with_states: OrderedDict[_Key, int] = OrderedDict()  # their bytes, the least recently used first
         self._marks = itertools.count()
         self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of the blocks in its first columns
@@ -109,7 +118,7 @@ class PrefixCache:
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
         self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
-        if capacity and pool.bytes:  # allocated at once, as the pool was; otherwise at the first prompt
+        if self.capacity and pool.bytes:  # allocated at once, as the pool was; otherwise at the first prompt
             self._make()
 
     @property
@@ -201,6 +210,7 @@ class PrefixCache:
     def keep(self, sequence: Sequence) -> None:
         """Keep the whole blocks of a prompt that has run and is still in its slot."""
         run = self._runs.pop(sequence, None)
+        states, sequence.prefill.states = sequence.prefill.states, {}  # only the cache holds them while the answer runs
         if run is None or sequence.prefill.replay:  # masked pictures do not recur
             return
         keys = run.plan.keys
@@ -208,7 +218,7 @@ class PrefixCache:
         if first < len(keys):
             measured = {name: torch.cat(parts)[first * SIZE :] for name, parts in run.measured.items()}
             self._add(sequence.slot, keys, first, measured)
-        self._keep_states(keys, sequence.prefill.states)
+        self._keep_states(keys, states)
         self._touch(keys)
         if run.plan.generated:
             self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
@@ -287,7 +297,8 @@ class PrefixCache:
         """
         if not self._pool.states:
             return ()
-        ends = {blocks * SIZE // GRAIN * GRAIN for blocks in (len(self._cached(plan)), len(plan.keys))}
+        behind = len(self._cached(plan)), min(plan.most, len(plan.keys)), len(plan.keys)
+        ends = {blocks * SIZE // GRAIN * GRAIN for blocks in behind}
         return tuple(sorted(end for end in ends if end > found * SIZE))
 
     def _keep_states(self, keys: tuple[_Key, ...], states: Mapping[int, Snapshot]) -> None:
@@ -325,11 +336,13 @@ class PrefixCache:
                 self._form.check(name, [values], varies=name == POSITIONS)  # a text has one axis, pictures have several
             block = _Block(-1, own_measured, next(self._marks))
             if key in earlier:
-                block.measured = earlier[key].measured | own_measured
+                block.measured, block.states = earlier[key].measured | own_measured, earlier[key].states
             if not self._make_room(block.bytes, key_set):
                 break
             block.number = self._free.pop()
             self._blocks[key] = block
+            if block.states:
+                self._with_states[key] = snapshot_bytes(block.states)
             self._beside += block.bytes
             new.append(block)
         if new:
