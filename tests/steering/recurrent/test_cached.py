@@ -103,7 +103,7 @@ def test_states_and_blocks_stay_within_their_halves(make_engine: MakeEngine) -> 
 
 
 def test_states_stay_where_blocks_are_measured_anew(make_engine: MakeEngine) -> None:
-    """A readout needs the prompt's states from layers: its blocks are replaced, but not what was kept where others depart."""
+    """A readout needs states of the prompt: its blocks are replaced, but not what was kept where others depart."""
     engine = make_engine(FAMILY, prefix_cache_bytes=ROOM)
     cached(engine, FIRST)
     cached(engine, SECOND)
