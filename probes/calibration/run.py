@@ -63,11 +63,13 @@ def run(options: CalibrationOptions) -> None:
         _flags(options, folder, engine, samples)
         return
     calibration = _MEASURES[options.part](engine, samples, options.quiet)
-    print("\n".join(_summary(options.part, calibration, calibration.keep(folder))))
+    kept = calibration.keep(folder)
+    print("\n".join(_summary(options.part, calibration, kept, engine.mllm.attention_layers)))
     engine.calibrate(calibration)
 
 
-def _summary(part: CalibrationPart, calibration: Calibration, path: Path) -> list[str]:
+def _summary(part: CalibrationPart, calibration: Calibration, path: Path, attending: Sequence[int]) -> list[str]:
+    """Return the lines about a measured part; attending: the numbers of the layers of which there are sinks."""
     if part == "surprise":
         bound = f"{calibration.surprise:.2f} nats"
         return [f"{path}: {SURPRISE:.0%} of {calibration.contexts} contexts surprise by at most {bound}"]
@@ -76,7 +78,7 @@ def _summary(part: CalibrationPart, calibration: Calibration, path: Path) -> lis
             f"{path}: attention to places of {calibration.images} images, greatest by layer, in average patches",
             *(
                 f"layer {layer:>3}  {max(max(row) for row in places):.2f}"
-                for layer, places in enumerate(calibration.sinks or ())
+                for layer, places in zip(attending, calibration.sinks or (), strict=True)
             ),
         ]
     return [

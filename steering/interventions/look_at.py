@@ -35,8 +35,8 @@ class LookAt(Options):
 
     `bias` is added to the scores of its patches before the softmax, below 0 to look away. `image` counts from 1. `box` is
     [x0, y0, x1, y1] in shares of the picture's width and height from its upper left corner; every patch that it overlaps
-    counts. `layers` default to the model's middle third and `heads` to all. `queries` are the tokens `behind` the picture,
-    generated ones included, or `all`. Raises RequestError for values out of range.
+    counts. `layers` default to the middle third of those with softmax attention, `heads` to all. `queries` are the tokens
+    `behind` the picture, generated ones included, or `all`. Raises RequestError for values out of range.
     """
 
     path = (NAME,)
@@ -90,10 +90,12 @@ class LookAt(Options):
         image = images[self.image - 1]
         return image.columns if self.box is None else image.columns[inside(self.box, image)]
 
-    def chosen_layers(self, count: int) -> list[int]:
-        """Return the layers, of `count`, where scores are biased: the middle third by default."""
-        first = count // 3
-        return list(range(first, max(first + 1, 2 * count // 3))) if self.layers is None else self.layers
+    def chosen_layers(self, mllm: MLLM) -> list[int]:
+        """Return the layers where scores are biased: by default the middle third of those with softmax attention."""
+        attending = mllm.attention_layers
+        first = len(attending) // 3
+        middle = attending[first : max(first + 1, 2 * len(attending) // 3)]
+        return list(middle) if self.layers is None else self.layers
 
     def first_query(self, prompt: Prompt) -> int:
         """Return the first token of the prompt whose query is biased."""
@@ -198,7 +200,7 @@ class LookAtSlots(Slots):
         )  # a bias of 0 must leave the row's bits unchanged
         bias, patches = torch.zeros(self.pool.layers, self._heads), torch.zeros(self.pool.length)
         if look is not None:
-            layers = torch.tensor(look.chosen_layers(self.pool.layers))
+            layers = torch.tensor(look.chosen_layers(self.pool.mllm))
             heads = torch.arange(self._heads) if look.heads is None else torch.tensor(look.heads)
             bias[layers[:, None], heads] = look.bias
             patches[look.columns(prompt)] = 1
@@ -217,7 +219,7 @@ class LookAtSlots(Slots):
             return Reuse(sequence.prompt.length)
         key = (look.bias, look.image, look.box and tuple(look.box), look.queries)
         heads = None if look.heads is None else tuple(sorted(look.heads))
-        return Reuse(sequence.prompt.length, (*key, tuple(look.chosen_layers(self.pool.layers)), heads))
+        return Reuse(sequence.prompt.length, (*key, tuple(look.chosen_layers(self.pool.mllm)), heads))
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(_options(sequence) is not None for sequence in sequences)
@@ -230,13 +232,13 @@ class LookAtSlots(Slots):
         if look is None:
             return None
         heads = list(range(self._heads)) if look.heads is None else look.heads
-        return len(look.columns(sequence.prompt)), look.chosen_layers(self.pool.layers), heads
+        return len(look.columns(sequence.prompt)), look.chosen_layers(self.pool.mllm), heads
 
     def _rows(self, rows: slice, sequences: list[Sequence], places: torch.Tensor | None) -> LookAtRows | None:
         looks = [look for sequence in sequences if (look := _options(sequence)) is not None and look.bias]
         if not looks:
             return None
-        layers = {layer for look in looks for layer in look.chosen_layers(self.pool.layers)}
+        layers = {layer for look in looks for layer in look.chosen_layers(self.pool.mllm)}
         return self.rows(rows, tuple(sorted(layers)), places)
 
     def rows(self, rows: slice, layers: tuple[int, ...], places: torch.Tensor | None = None) -> LookAtRows:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from steering.devices import to_device, zeros
+from steering.devices import fill_slot, to_device, zeros
 
 NEVER = -1
 """The length of a state that no pass reads."""
@@ -137,7 +137,8 @@ class RecurrentStates:
             for pooled, state in zip(self._layers[index], states, strict=True):
                 pooled[slot] = state
         if self._lengths is not None:
-            self._lengths[0, slot], self._lengths[1, slot] = length, NEVER
+            for lengths, held in zip(self._lengths, (length, NEVER), strict=True):
+                fill_slot(lengths, slot, held)
 
     def move(self, source: int, target: int) -> None:
         """Copy the states of a slot to another."""

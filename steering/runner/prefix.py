@@ -4,17 +4,19 @@ A block is identified by the hash of everything before its end (`prompt.blocks`)
 is shared between different settings. Slots share no memory: blocks are copied in and out, except into a slot where the
 previous sequence left the same ones. The least recently used blocks go first; of one prompt, the last.
 
-A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are
-few of a prompt: behind its last whole block, where it departs from what was cached, and where others that wait depart.
+A model with recurrent states can go on only behind a block whose states were kept. A snapshot is large, so there are four of
+a prompt at most: behind its last whole block, behind all that it may leave out itself, where it departs from what was
+cached, and where others that wait depart from it.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,7 +29,9 @@ from steering.model.embedded import Embedded
 from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, HookPlans, PrefillChunk
-from steering.recurrent.states import Snapshot, snapshot_bytes
+from steering.recurrent.snapshots import Snapshots
+
+log = logging.getLogger(__name__)
 
 WORTH = 4
 """Least number of blocks that a prompt waits a step for, or is kept for: fewer take no longer than the step."""
@@ -69,14 +73,12 @@ class _Run(NamedTuple):
 class _Block:
     """A cached block.
 
-    number: in `KVBlocks`. measured: (tokens, ...) by part. mark: unique to this block, even after it is dropped. states: the
-    recurrent states behind it, where they are kept.
+    number: in `KVBlocks`. measured: (tokens, ...) by part. mark: unique to this block, even after it is dropped.
     """
 
     number: int
     measured: dict[str, torch.Tensor]
     mark: int
-    states: Snapshot = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -99,9 +101,13 @@ class PrefixCache:
         self._free: list[int] = []
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._beside = 0
-        # Half is for recurrent states, where the model has any.
-        self._most_states = capacity // 2 if pool.states else 0
-        self._with_states: OrderedDict[_Key, int] = OrderedDict()  # their bytes, the least recently used first
+        # Half is for recurrent states, where the model has any; a snapshot's key is that of the block before it.
+        self._snapshots = Snapshots(capacity // 2 if pool.states else 0)
+        if capacity and (least := sum(pool.states.slot_bytes.values()) // 2) > self._snapshots.capacity:
+            log.warning(
+                "no prompts are cached: the states behind one token take %d bytes, half the cache is less", least
+            )
+            self.capacity = self._snapshots.capacity = 0
         self._marks = itertools.count()
         self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of the blocks in its first columns
         self._rest_length, self._resting = RESTS[0], 0
@@ -110,13 +116,13 @@ class PrefixCache:
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
         self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
         self._awaited: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # how many first tokens others share
-        if capacity and pool.bytes:  # allocated at once, as the pool was; otherwise at the first prompt
+        if self.capacity and pool.bytes:  # allocated at once, as the pool was; otherwise at the first prompt
             self._make()
 
     @property
     def bytes(self) -> int:
         """Bytes of the blocks that are kept now."""
-        return self._bytes_of_blocks + sum(self._with_states.values())
+        return self._bytes_of_blocks + self._snapshots.bytes
 
     @property
     def _bytes_of_blocks(self) -> int:
@@ -133,7 +139,7 @@ class PrefixCache:
         self._resting, self._rest_length = self._rest_length, min(2 * self._rest_length, RESTS[1])
         for entries in (
             self._blocks,
-            self._with_states,
+            self._snapshots,
             self._plans,
             self._runs,
             self._tails,
@@ -189,7 +195,8 @@ class PrefixCache:
         shared = _shared_length(lying, marks)
         self._store.load(sequence.slot, shared, [block.number for block in blocks[shared:]])
         self._lying[sequence.slot] = marks
-        self._pool.states.put(sequence.slot, known_length, blocks[-1].states)
+        if self._pool.states:
+            self._pool.states.put(sequence.slot, known_length, self._snapshots[plan.keys[len(blocks) - 1]])
         for part in self._hook_plans.of([sequence]).keeping:
             if part.name in plan.needed:
                 run.measured[part.name] = [_join(blocks, part.name)]
@@ -213,6 +220,7 @@ class PrefixCache:
     def keep(self, sequence: Sequence) -> None:
         """Keep the whole blocks of a prompt that has run and is still in its slot."""
         run = self._runs.pop(sequence, None)
+        states, sequence.prefill.states = sequence.prefill.states, {}  # only the cache holds them while the answer runs
         if run is None or sequence.prefill.replay:  # masked pictures do not recur
             return
         keys = run.plan.keys
@@ -220,7 +228,9 @@ class PrefixCache:
         if first < len(keys):
             measured = {name: torch.cat(parts)[first * SIZE :] for name, parts in run.measured.items()}
             self._add(sequence.slot, keys, first, measured)
-        self._keep_states(keys, sequence.prefill.states)
+        for tokens, snapshot in states.items():
+            if (last := keys[tokens // SIZE - 1]) in self._blocks:
+                self._snapshots.keep(last, snapshot)
         self._touch(keys)
         if run.plan.generated:
             self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
@@ -283,7 +293,7 @@ class PrefixCache:
         """Return the cached blocks of a prompt's beginning; none where they are too few to be useful."""
         blocks = self._cached(plan)
         if self._pool.states:
-            while blocks and not blocks[-1].states:
+            while blocks and plan.keys[len(blocks) - 1] not in self._snapshots:
                 blocks.pop()
         return blocks if len(blocks) >= plan.least else []
 
@@ -299,19 +309,9 @@ class PrefixCache:
         """
         if not self._pool.states:
             return ()
-        ends = {blocks * SIZE // GRAIN * GRAIN for blocks in (len(self._cached(plan)), len(plan.keys))}
+        behind = len(self._cached(plan)), min(plan.most, len(plan.keys)), len(plan.keys)
+        ends = {blocks * SIZE // GRAIN * GRAIN for blocks in behind}
         return tuple(sorted(end for end in {*ends, awaited} if end > found * SIZE))
-
-    def _keep_states(self, keys: tuple[_Key, ...], states: Mapping[int, Snapshot]) -> None:
-        """Keep a prompt's recurrent states beside its blocks, as far as there is room; states: by number of tokens."""
-        for tokens, snapshot in states.items():
-            key, size = keys[tokens // SIZE - 1], snapshot_bytes(snapshot)
-            if key not in self._blocks or key in self._with_states or size > self._most_states:
-                continue
-            while sum(self._with_states.values()) + size > self._most_states:
-                oldest, _ = self._with_states.popitem(last=False)
-                self._blocks[oldest].states = {}
-            self._blocks[key].states, self._with_states[key] = snapshot, size
 
     def _has(self, key: _Key, needed: frozenset[str]) -> bool:
         block = self._blocks.get(key)
@@ -320,24 +320,22 @@ class PrefixCache:
     def _touch(self, keys: Iterable[_Key]) -> None:
         """Mark blocks as used, so that a prompt's first ones are dropped last."""
         for key in reversed(list(keys)):
-            for entries in (self._blocks, self._with_states):
-                if key in entries:
-                    entries.move_to_end(key)
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+            self._snapshots.touch(key)
 
     def _add(self, slot: int, keys: tuple[_Key, ...], first: int, measured: Mapping[str, torch.Tensor]) -> None:
         """Keep a prompt's blocks with their measurements, from `first` on, as far as there is room beside earlier ones."""
         self._touch(keys[:first])
         store = self._store or self._make()
-        earlier = {key: self._drop(key) for key in keys[first:] if key in self._blocks}
+        earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
         key_set, new = set(keys), []
         for at, key in enumerate(keys[first:], first):
             rows = slice((at - first) * SIZE, (at + 1 - first) * SIZE)
             own_measured = {name: values[rows].clone() for name, values in measured.items()}
             for name, values in own_measured.items():
                 self._form.check(name, [values], varies=name == POSITIONS)  # a text has one axis, pictures have several
-            block = _Block(-1, own_measured, next(self._marks))
-            if key in earlier:
-                block.measured = earlier[key].measured | own_measured
+            block = _Block(-1, earlier.get(key, {}) | own_measured, next(self._marks))
             if not self._make_room(block.bytes, key_set):
                 break
             block.number = self._free.pop()
@@ -351,7 +349,7 @@ class PrefixCache:
                 self._lying[slot] = (*lying, *[block.mark for block in new])
 
     def _make(self) -> KVBlocks:
-        self._store = KVBlocks(self._pool, SIZE, self.capacity - self._most_states)
+        self._store = KVBlocks(self._pool, SIZE, self.capacity - self._snapshots.capacity)
         self._free = list(range(self._store.count))[::-1]
         return self._store
 
@@ -360,17 +358,17 @@ class PrefixCache:
         assert self._store is not None
         while (
             not self._free
-            or self._bytes_of_blocks + self._store.bytes_each + beside > self.capacity - self._most_states
+            or self._bytes_of_blocks + self._store.bytes_each + beside > self.capacity - self._snapshots.capacity
         ):
             oldest = next(iter(self._blocks), None)
             if oldest is None or oldest in keys:
                 return False
             self._drop(oldest)
+            self._snapshots.drop(oldest)
         return True
 
     def _drop(self, key: _Key) -> _Block:
         block = self._blocks.pop(key)
-        self._with_states.pop(key, None)
         self._free.append(block.number)
         self._beside -= block.bytes
         return block

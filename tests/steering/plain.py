@@ -44,13 +44,17 @@ class Answer:
 
 
 class Plain:
-    """A checkpoint as transformers loads and runs it."""
+    """A checkpoint as transformers loads and runs it.
+
+    `attending` are the numbers of the layers with softmax attention, of which transformers returns weights.
+    """
 
     def __init__(self, folder: Path):
         self.model: Any = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         self.processor: Any = load_processor(folder)
         self.tokenizer = self.processor.tokenizer
         self.layers = self.model.get_decoder().layers
+        self.attending = [number for number, layer in enumerate(self.layers) if not hasattr(layer, "linear_attn")]
 
     def inputs(self, messages: Messages) -> dict[str, torch.Tensor]:
         """Return the model's inputs for a conversation, from the processor alone."""

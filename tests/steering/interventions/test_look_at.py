@@ -29,7 +29,7 @@ from tests.steering.interventions.settings import check_refused
 from tests.steering.interventions.test_steer_image import image_columns
 from tests.steering.plain import Messages, Plain
 
-FAMILIES = ("qwen2_vl", "qwen3_vl_moe", "llava", "gemma3", "paligemma2")
+FAMILIES = ("qwen2_vl", "qwen3_vl_moe", "qwen3_5", "llava", "gemma3", "paligemma2")
 
 
 def biased(
@@ -53,9 +53,9 @@ def biased(
 
 
 def third(plain: Plain) -> list[int]:
-    """Return the layers of the middle third."""
-    count = len(plain.layers)
-    return [layer for layer in range(count) if count // 3 <= layer < max(count // 3 + 1, 2 * count // 3)]
+    """Return the layers of the middle third of those that attend."""
+    count = len(plain.attending)
+    return plain.attending[count // 3 : max(count // 3 + 1, 2 * count // 3)]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,17 @@ def test_the_whole_picture_is_exact_in_every_family(
         choice = only(engine, messages, LookAt(bias=bias))
         with biased(plain, patches, bias, third(plain)):
             assert_chosen_by(choice, logprobs_along(plain, messages, choice.token_ids))
+
+
+def test_layers_that_do_not_attend_are_not_among_the_default(tmp_path: Path) -> None:
+    folder = families.build("qwen3_5", tmp_path, text={"full_attention_interval": 4})
+    engine = steering.Engine(steering.load(folder, device="cpu"), slots=2, max_length=512, self_check=False)
+    plain, messages = Plain(folder), chat("qwen3_5", 1)
+    choice = only(engine, messages, LookAt(bias=3.0))
+    with biased(plain, image_columns(plain, messages, 1), 3.0, [3]):
+        assert_chosen_by(choice, logprobs_along(plain, messages, choice.token_ids))
+    assert choice.applied is not None
+    assert choice.applied["look_at"]["layers"] == [3]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,14 @@ def test_a_decode_waits_once_and_a_prompt_for_nothing_before_its_token_whatever_
 
 
 @pytest.mark.slow
+def test_a_copy_of_a_prompt_waits_only_for_its_tokens(counted: dict[str, Any]) -> None:
+    assert counted["forks"].keys() == {*program.FORKED}
+    for family, steps in counted["forks"].items():
+        waiting = Counter(line.split(":")[0] for lines in steps for line in lines)
+        assert waiting.keys() - {*EMBEDDING} == {TOKENS}, (family, waiting)
+
+
+@pytest.mark.slow
 def test_the_decoder_receives_what_the_wrapper_by_itself_would_give_it_to_the_bit(counted: Any) -> None:
     assert counted["unlike"] == {family: [] for family in families.FAMILIES}
 

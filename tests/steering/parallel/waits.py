@@ -28,6 +28,8 @@ from tests.steering.triton.reference import pooled
 
 IN_GRAPHS = ("plain", "text only", "steered until", "see, transferred", "looking")
 """The requests whose prompts also run in graphs, as captures refuse to wait, and nothing around them should."""
+FORKED = ("qwen2_vl", "qwen3_5")
+"""The families of which a prompt is copied, too: with keys and values alone, and with recurrent states."""
 
 
 def waits(model: Path) -> dict[str, Any]:
@@ -41,17 +43,21 @@ def waits(model: Path) -> dict[str, Any]:
     in_graphs = {name: first_in_graphs(mllm, asked[name]) for name in IN_GRAPHS}
     by_family: dict[str, Any] = {}
     unlike: dict[str, list[str]] = {}
+    forks: dict[str, list[list[str]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for family in families.FAMILIES:
             mllm = steering.load(families.checkpoint(family, Path(folder)), dtype="float32", device=pretend.NAME)
             chats = {number: families.example_messages(family, number) for number in counts(family)}
             by_family[family] = {str(number): first_steps(mllm, chat) for number, chat in chats.items()}
+            if family in FORKED:
+                forks[family] = first_steps(mllm, chats[1], n=2)
             unlike[family] = [
                 f"{number} pictures: {name}"
                 for number, chat in chats.items()
                 for name in differing(mllm, build_prompt(mllm, chat).inputs)
             ]
-    return {"requests": waits_by_request, "in graphs": in_graphs, "families": by_family, "unlike": unlike}
+    by_what = {"requests": waits_by_request, "in graphs": in_graphs, "families": by_family, "forks": forks}
+    return by_what | {"unlike": unlike}
 
 
 def first_in_graphs(mllm: MLLM, request: Request) -> tuple[list[str], int]:
@@ -66,9 +72,9 @@ def first_in_graphs(mllm: MLLM, request: Request) -> tuple[list[str], int]:
     return first, graphs.prompts.taken - taken
 
 
-def first_steps(mllm: MLLM, chat: list[dict[str, Any]]) -> list[list[str]]:
-    engine = steering.Engine(mllm, slots=1, max_length=512, self_check=False)
-    return waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True)), most=2)
+def first_steps(mllm: MLLM, chat: list[dict[str, Any]], n: int = 1) -> list[list[str]]:
+    engine = steering.Engine(mllm, slots=n, max_length=512, self_check=False)
+    return waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True), n=n), most=2)
 
 
 def counts(family: str) -> tuple[int, ...]:

@@ -147,3 +147,11 @@ def steered(mllm: MLLM) -> tuple[Steer, Addition]:
 
 
 SAMPLING = Sampling(max_tokens=STEPS, ignore_eos=True)
+
+
+def layout_span(layout: Layout, kind: str) -> list[int]:
+    """Return the columns of one of the three parts of the prompt."""
+    pictures = layout.image_columns.tolist()
+    before = [place for place in range(len(layout.spans)) if place < min(pictures)]
+    behind = [place for place in range(min(pictures), len(layout.spans)) if place not in pictures]
+    return {"vision": pictures, "system": before, "user": behind}[kind]

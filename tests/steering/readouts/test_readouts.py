@@ -21,11 +21,13 @@ from steering.recorders.residual import NAMES
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.plain import Messages, Plain, scale_of, uncached
-from tests.steering.readouts.matrices import chats, vector
+from tests.steering.readouts.matrices import chats, layout_span, vector
 
 STEPS = 4
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
-FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl")
+FAMILIES = (
+    "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl",
+)  # fmt: skip
 
 
 class Whole:
@@ -47,7 +49,8 @@ class Whole:
         self.updates: list[dict[str, torch.Tensor]] = [{} for _ in plain.layers]
         with self._hooked(added):
             out = uncached(plain.model, inputs, tokens[:-1], output_attentions=True, output_hidden_states=True)
-        self.attention = torch.stack([layer[0].mean(0) for layer in out.attentions])  # (layers, n, n)
+        self.attention = torch.stack([layer[0].mean(0) for layer in out.attentions])  # (attending layers, n, n)
+        self.attending = plain.attending
         self.states = out.hidden_states[-1][0]
         self.embedding = plain.model.get_output_embeddings().weight.detach()
         n = len(self.ids)
@@ -161,12 +164,13 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
     for image, told in zip(layout.images, whole.tilings, strict=True):
         columns.append(image.columns[slice(None) if told is None else told.order].tolist())
         overviews.append([] if told is None else image.columns[told.overview].tolist())
-    layers = list(chosen_layers(diagnose, len(whole.attention)))
+    layers = list(chosen_layers(diagnose, whole.attending))
+    places = [whole.attending.index(layer) for layer in layers]
     for number, (patches, own) in enumerate(zip(got["patches"], columns, strict=True), start=1):
         assert (patches["image"], patches["layers"]) == (number, layers)
-        expected = [[whole.rho(layer, column) for column in own] for layer in layers]
+        expected = [[whole.rho(place, column) for column in own] for place in places]
         assert np.allclose(patches["rho"], expected, rtol=0, atol=1e-5)
-        small = [[whole.rho(layer, column) for column in overviews[number - 1]] for layer in layers]
+        small = [[whole.rho(place, column) for column in overviews[number - 1]] for place in places]
         assert np.allclose(patches.get("overview", [[]] * len(layers)), small, rtol=0, atol=1e-5)
     assert [(one["position"], one["image"]) for one in got["tam"]] == [
         (step, image + 1) for step in range(STEPS) for image in range(len(columns))
@@ -214,14 +218,6 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         assert concentration["agreement"] == pytest.approx(correlation, abs=1e-3)
 
 
-def layout_span(layout: Layout, kind: str) -> list[int]:
-    """Return the columns of one of the three parts of the prompt."""
-    pictures = layout.image_columns.tolist()
-    before = [place for place in range(len(layout.spans)) if place < min(pictures)]
-    behind = [place for place in range(min(pictures), len(layout.spans)) if place not in pictures]
-    return {"vision": pictures, "system": before, "user": behind}[kind]
-
-
 @pytest.mark.parametrize(
     ("family", "budget"),
     [*((family, 40) for family in FAMILIES), *((family, 1000) for family in ("qwen2_vl", "gemma3", "gemma4_large"))],
@@ -232,9 +228,10 @@ def test_equal_to_a_plain_pass_in_a_batch_steered_or_not(
     engine = make_engine(family, prefill_budget=budget, max_length=1024)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
     steer = Steer(vector(engine.mllm), -0.8)
+    *_, last = layers = load_plain(family).attending
     options = [
         Diagnose(EVERYTHING, causal=True),
-        Diagnose(EVERYTHING, layers=(2, 0), residual_rows="prompt"),
+        Diagnose(EVERYTHING, layers=(last, layers[0]), residual_rows="prompt"),
         Diagnose(EVERYTHING, last_layers=1, causal=True, residual_rows="generated"),
     ]
     requests = [
