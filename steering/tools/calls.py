@@ -35,7 +35,8 @@ class CallStream:
     Text that only looks like a call of one of the functions in `names` is plain text. White space around calls is left out.
     texts: by function, the parameters whose values are texts. An answer that must be calls, `required`, has no plain text,
     even where a call was cut off as it began. One that calls or follows a format, `formatted`, is all text unless it begins
-    with a call, and then has no plain text.
+    with a call, and then has no plain text. reasoning: tags of the model's own; an answer that begins with the first one, or
+    whose prompt ended with it, has no calls before the second.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class CallStream:
         texts: Mapping[str, Collection[str]] | None = None,
         required: bool = False,
         formatted: bool = False,
+        reasoning: tuple[str, str] | None = None,
+        prompt_end: str = "",
     ):
         self._form = form
         self._names = names
@@ -52,7 +55,10 @@ class CallStream:
         self._silent = required
         self._begun = ""  # the text of a formatted answer that begins as a call but has none yet
         self._unread = ""
+        self._begins, self._ends = reasoning or ("", "")
         self._part: Callable[[bool], bool] = self._opening if formatted and not required else self._speech
+        if reasoning is not None:
+            self._part = self._thought if prompt_end.rstrip().endswith(self._begins) else self._beginning
         self._reader: Reader = Braces()
         self._text_parts: list[str] = []
         self._pieces: list[CallPiece] = []
@@ -81,6 +87,29 @@ class CallStream:
         return self._part == self._arguments
 
     # Each part consumes the front of the remaining text; it returns True where another part must go on.
+
+    def _beginning(self, last: bool) -> bool:
+        """Decide by its beginning whether an answer reasons."""
+        text = self._unread.lstrip()
+        if text.startswith(self._begins):
+            self._part = self._thought
+        elif last or not self._begins.startswith(text):
+            self._part = self._speech
+        else:
+            return False
+        return True
+
+    def _thought(self, last: bool) -> bool:
+        thought, ended, behind = self._unread.partition(self._ends)
+        if ended:
+            self._text_parts.append(thought + ended)
+            self._unread, self._part = behind, self._speech
+            return True
+        held_back = 0 if last else beginning(self._unread, self._ends)
+        certain = len(self._unread) - held_back
+        self._text_parts.append(self._unread[:certain])
+        self._unread = self._unread[certain:]
+        return False
 
     def _opening(self, last: bool) -> bool:
         """Decide by its beginning whether a formatted answer calls."""

@@ -132,6 +132,53 @@ def test_an_answer_with_a_format_is_all_text_or_all_calls(
     assert (streamed, stream.text, stream.calls) == (speech, speech, calls)
 
 
+THINK = ("<think>", "</think>")
+SAYING = (
+    (HERMES, call(COUNT)), (GLM, pairs("count")), (MISTRAL, f"[TOOL_CALLS] [{COUNT}]"),
+    (MINISTRAL, "[TOOL_CALLS]count[ARGS]{}"),
+)  # fmt: skip
+"""A call in each format."""
+
+
+@pytest.mark.parametrize(("form", "said"), SAYING)
+@pytest.mark.parametrize(("prompt_end", "begun"), [("", "\n<think>"), ("assistant\n<think>\n", "")])
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_a_call_within_the_reasoning_is_reasoning(
+    form: Format, said: str, prompt_end: str, begun: str, size: int
+) -> None:
+    thought = f"{begun}I could {said} \n</thi or {said}\n"
+    for text, speech, calls in (
+        (f"{thought}</think>\n\nNow.\n{said}", f"{thought}</think>\n\nNow.", [COUNTED]),
+        (f"{thought}</think>\n\n{said}", f"{thought}</think>", [COUNTED]),
+        (f"{thought}</think>\n\nNo.", f"{thought}</think>\n\nNo.", []),
+        (thought, thought, []),
+        (f"{thought}</thi", f"{thought}</thi", []),
+    ):
+        stream = CallStream(form, NAMES, TEXTS, reasoning=THINK, prompt_end=prompt_end)
+        streamed = "".join(stream.feed(text[at : at + size])[0] for at in range(0, len(text), size))
+        streamed += stream.feed("", last=True)[0]
+        assert (streamed, stream.text, stream.calls) == (speech, speech, calls)
+
+
+@pytest.mark.parametrize(("form", "said"), SAYING)
+@pytest.mark.parametrize("before", ["", "<thi", "I <think>"])
+def test_an_answer_that_does_not_begin_with_reasoning_calls_at_once(form: Format, said: str, before: str) -> None:
+    for size in (1, 1000):
+        stream, text = (
+            CallStream(form, NAMES, TEXTS, reasoning=THINK, prompt_end="<think>\n\n</think>\n\n"),
+            before + said,
+        )
+        for at in range(0, len(text), size):
+            stream.feed(text[at : at + size])
+        stream.feed("", last=True)
+        assert (stream.text, stream.calls) == (before, [COUNTED])
+
+
+def test_reasoning_is_not_held_back() -> None:
+    stream = CallStream(HERMES, NAMES, reasoning=THINK, prompt_end="<think>\n")
+    assert [stream.feed(piece)[0] for piece in ("I <tool_call>", " b </th", "e")] == ["I <tool_call>", " b ", "</the"]
+
+
 def test_certain_text_is_not_held_back() -> None:
     assert CallStream(HERMES, NAMES, formatted=True).feed("{<tool_call>")[0] == "{<tool_call>"
     stream = CallStream(HERMES, NAMES)
