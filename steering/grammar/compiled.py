@@ -136,7 +136,7 @@ class Grammars:
         if tried.is_error():
             if grammar.other is not None:
                 self._compile(grammar.other)  # it raises where the fault is its own, under its own name
-            refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
+            refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.aside)
             del start, tried  # the traceback would keep them alive
             raise refusal
         compiled = Compiled(start)
@@ -211,12 +211,12 @@ def _run_aside(work: Callable[[], T], param: str) -> T:
     return results[0]
 
 
-def _refusal(param: str, problem: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
+def _refusal(param: str, problem: str, matcher: LLMatcher, aside: str = "") -> RequestError:
     reason = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
     for start, plain in _PLAIN:
         reason = plain if reason.startswith(start) else reason
-    aside = ' With "strict": false it is left aside.' if strict and reason.startswith(BESIDE) else ""
-    return RequestError(f"'{param}' {problem}: {reason}.{aside}", param=param, code="unsupported_value")
+    advice = aside if reason.startswith(BESIDE) else ""
+    return RequestError(f"'{param}' {problem}: {reason}.{advice}", param=param, code="unsupported_value")
 
 
 def _give_back() -> None:
