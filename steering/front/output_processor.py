@@ -132,7 +132,7 @@ class OutputProcessor:
         reason = ended.reason or ""
         if self._calls is not None:
             parts = self._calls(self.prompt_end)
-            parts.feed(text, last=True)
+            parts.feed(text, last=True, cut_off=answer.cut_off)
             text, calls = parts.text, parts.calls
             if calls and reason == "stop" and not parts.cut:  # a stop string may have cut a call short
                 reason = "tool_calls"
@@ -212,9 +212,14 @@ class _Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: Ended | None = None
 
+    @property
+    def cut_off(self) -> bool:
+        """True if the answer ended where the model did not end it."""
+        return self.ended is not None and (self.ended.reason == "length" or self.text.stopped)
+
     def chunk(self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], last: bool) -> Chunk:
         """Return new text as a chunk of a choice, split into plain text and calls."""
         if self.calls is None:
             return Chunk(index, text, logprobs)
-        plain, calls = self.calls.feed(text, last)
+        plain, calls = self.calls.feed(text, last, self.cut_off)
         return Chunk(index, plain, logprobs, calls=calls)
