@@ -23,9 +23,9 @@ _QUOTED = re.compile(r"'([a-z_]+(?:[.\[][^']*)?)'")
 class Translation:
     """The chat request that a body means.
 
-    `chat` is its JSON. `places` holds the body's place for each place in it that has another name. `ignored` are the body's
-    places that nothing reads, besides those of `chat` that nothing reads. With `truncates`, a chat that does not fit may
-    lose its oldest messages.
+    `chat` is its JSON. `places` holds the body's place for each place in it that has another name, "" for one that bodies
+    lack, of which errors do not speak. `ignored` are the body's places that nothing reads, besides those of `chat` that
+    nothing reads. With `truncates`, a chat that does not fit may lose its oldest messages.
     """
 
     chat: dict[str, Any]
@@ -108,9 +108,12 @@ class Dialect(Protocol):
 def renamed(problem: ApiError, places: Mapping[str, str]) -> ApiError:
     """Return an error about a chat request as one about the body that it was translated from.
 
-    Its message may name several places.
+    Its message may name several places; a sentence about one that bodies lack is left out.
     """
-    message = _QUOTED.sub(lambda quoted: f"'{place_of(quoted[1], places)}'", problem.message)
+    told = problem.message
+    for place in [place for place, name in places.items() if not name]:
+        told = re.sub(rf" [^.']*'{re.escape(place)}'[^.']*\.", "", told)
+    message = _QUOTED.sub(lambda quoted: f"'{place_of(quoted[1], places)}'", told)
     param = None if problem.param is None else place_of(problem.param, places)
     if (message, param) == (problem.message, problem.param):
         return problem

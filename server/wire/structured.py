@@ -22,6 +22,7 @@ from steering import Grammar, Tools
 from steering.tools.tools import MAX_FUNCTIONS, NAME
 
 SCHEMA = "response_format.json_schema.schema"
+ASIDE = " With 'response_format.json_schema.strict': false it is left aside."
 
 
 class Structured(BaseModel):
@@ -68,7 +69,7 @@ class ResponseFormat(Structured):
         """The grammar of such answers, None for any answer; raises RequestError if the schema is too large."""
         if self.json_schema is not None:
             schema = self.json_schema
-            return Grammar.json_schema(schema.definition, strict=schema.strict is not False, param=SCHEMA)
+            return Grammar.json_schema(schema.definition, strict=schema.strict is not False, param=SCHEMA, aside=ASIDE)
         return Grammar.json_object(param="response_format") if self.type == "json_object" else None
 
 
@@ -97,7 +98,7 @@ class StructuredOutputs(Strict):
         """The grammar of such answers; raises RequestError."""
         at = "structured_outputs"
         if self.schema_ is not None:
-            return Grammar.json_schema(self.schema_, param=f"{at}.json")
+            return Grammar.json_schema(self.schema_, param=f"{at}.json", aside="")
         if self.regex is not None:
             return Grammar.regex(self.regex, param=f"{at}.regex")
         if self.choice is not None:

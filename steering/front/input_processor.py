@@ -273,7 +273,8 @@ class InputProcessor:
             special, formatted = special_tags(mllm, form), grammar is not None
             if tools.required or formatted:
                 grammar = form.grammar(tools, special, grammar)
-            calls = partial(CallStream, form, tools.names, tools.texts, bool(tools.required), formatted)
+            reasoning = None if grammar is not None else mllm.chat.reasoning
+            calls = partial(CallStream, form, tools.names, tools.texts, bool(tools.required), formatted, reasoning)
         prompt, baseline = admitted.prompt, admitted.baseline_prompt
         spec = Spec(
             prompt,

@@ -32,8 +32,8 @@ END = 8
 class OutputProcessor:
     """Turns the outputs of one request into chunks and choices; one thread feeds it.
 
-    token_text: returns the text and the bytes of a token. calls: splits an answer into text and calls, where it may call
-    tools.
+    token_text: returns the text and the bytes of a token. calls: for the text that a prompt ends with, splits an answer into
+    text and calls, where it may call tools.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class OutputProcessor:
         request: Add,
         context: ReadoutContext,
         token_text: Callable[[int], Text],
-        calls: Callable[[], CallStream] | None,
+        calls: Callable[[str], CallStream] | None,
     ):
         spec, baseline = request.spec, request.baseline_prompt or request.spec.prompt
         self.n, self.prompt_tokens, self.max_tokens = request.n, spec.prompt.length, spec.max_tokens
@@ -59,7 +59,7 @@ class OutputProcessor:
                 prompt.layout,
                 prompt.shrunk,
                 request.text_stream(mllm.tokenizer),
-                None if calls is None else calls(),
+                None if calls is None else calls(self.prompt_end),
             )
             for prompt in (*[spec.prompt] * request.n, *[baseline] * (request.n * request.baseline))
         ]
@@ -103,7 +103,7 @@ class OutputProcessor:
     def text(self, index: int) -> str:
         """Return the text of choice `index` so far."""
         text = self._answers[index].text.text
-        return text if self._calls is None else self._calls().feed(text, False)[0]
+        return text if self._calls is None else self._calls(self.prompt_end).feed(text, False)[0]
 
     def _read(self, answer: _Answer, output: Output) -> str:
         """Return the text that new tokens add."""
@@ -131,8 +131,8 @@ class OutputProcessor:
         assert ended is not None
         reason = ended.reason or ""
         if self._calls is not None:
-            parts = self._calls()
-            parts.feed(text, last=True)
+            parts = self._calls(self.prompt_end)
+            parts.feed(text, last=True, cut_off=answer.cut_off)
             text, calls = parts.text, parts.calls
             if calls and reason == "stop" and not parts.cut:  # a stop string may have cut a call short
                 reason = "tool_calls"
@@ -212,9 +212,14 @@ class _Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: Ended | None = None
 
+    @property
+    def cut_off(self) -> bool:
+        """True if the answer ended where the model did not end it."""
+        return self.ended is not None and (self.ended.reason == "length" or self.text.stopped)
+
     def chunk(self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], last: bool) -> Chunk:
         """Return new text as a chunk of a choice, split into plain text and calls."""
         if self.calls is None:
             return Chunk(index, text, logprobs)
-        plain, calls = self.calls.feed(text, last)
+        plain, calls = self.calls.feed(text, last, self.cut_off)
         return Chunk(index, plain, logprobs, calls=calls)

@@ -70,14 +70,14 @@ class Compiled:
 class Matcher:
     """The state of one answer in its grammar; not thread-safe."""
 
-    def __init__(self, compiled: Compiled, inner: LLMatcher, param: str):
+    def __init__(self, compiled: Compiled, inner: LLMatcher, grammar: Grammar):
         self.inner = inner
         self._compiled = compiled
-        self._param = param
+        self._grammar = grammar
 
     def copy(self) -> Matcher:
         """Return an independent matcher in the same state."""
-        return Matcher(self._compiled, self.inner.deep_copy(), self._param)
+        return Matcher(self._compiled, self.inner.deep_copy(), self._grammar)
 
     def advance(self, token: int) -> None:
         """Advance by a generated token; raise RequestError where following the grammar becomes too costly."""
@@ -85,7 +85,12 @@ class Matcher:
         self.inner.consume_token(token)
         if self.inner.is_error():
             self._compiled.spoilt = True
-            raise _refusal(self._param, "became too complex while it was followed", self.inner)
+            # Of two that it may follow, nothing tells which one an answer is in; both share the automaton, too.
+            other = self._grammar.other
+            problem = "became too complex while it was followed"
+            if other is not None:
+                problem = f"or '{other.param}' {problem}"
+            raise _refusal(self._grammar.param, problem, self.inner)
 
 
 class Grammars:
@@ -104,7 +109,7 @@ class Grammars:
         if compiled is None:
             with self._compiling:  # one at a time: other requests with this grammar then find it cached
                 compiled = self._cached(grammar) or self._make(grammar)
-        return Matcher(compiled, compiled.start.deep_copy(), grammar.param)
+        return Matcher(compiled, compiled.start.deep_copy(), grammar)
 
     def _cached(self, grammar: Grammar) -> Compiled | None:
         """Return the cached entry of a grammar, after removing worn ones."""
@@ -136,7 +141,7 @@ class Grammars:
         if tried.is_error():
             if grammar.other is not None:
                 self._compile(grammar.other)  # it raises where the fault is its own, under its own name
-            refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
+            refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.aside)
             del start, tried  # the traceback would keep them alive
             raise refusal
         compiled = Compiled(start)
@@ -211,12 +216,12 @@ def _run_aside(work: Callable[[], T], param: str) -> T:
     return results[0]
 
 
-def _refusal(param: str, problem: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
+def _refusal(param: str, problem: str, matcher: LLMatcher, aside: str = "") -> RequestError:
     reason = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
     for start, plain in _PLAIN:
         reason = plain if reason.startswith(start) else reason
-    aside = ' With "strict": false it is left aside.' if strict and reason.startswith(BESIDE) else ""
-    return RequestError(f"'{param}' {problem}: {reason}.{aside}", param=param, code="unsupported_value")
+    advice = aside if reason.startswith(BESIDE) else ""
+    return RequestError(f"'{param}' {problem}: {reason}.{advice}", param=param, code="unsupported_value")
 
 
 def _give_back() -> None:

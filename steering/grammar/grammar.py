@@ -24,32 +24,36 @@ The library compiles an automaton with so many states, some 50 MB and half a sec
 """
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """Options for JSON on one line, with or without blanks: unlimited white space traps small models."""
+ASIDE = ' With "strict": false it is left aside.'
+"""The advice of a refusal on keywords that a lenient grammar leaves out."""
 
 
 @dataclass(frozen=True)
 class Grammar:
     """A description of the texts that an answer may be.
 
-    text: in llguidance's format. strict: whether a lenient one would leave more out. param: its name in messages. other: the
-    second of two that an answer may follow, which `text` contains.
+    text: in llguidance's format. aside: a refusal's advice on how to leave more out, "" where nothing does. param: its name
+    in messages. other: the second of two that an answer may follow, which `text` contains.
     """
 
     text: str
-    strict: bool = field(default=False, compare=False)
+    aside: str = field(default="", compare=False)
     param: str = field(default="grammar", compare=False)
     other: Grammar | None = field(default=None, compare=False)
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar") -> Grammar:
+    def json_schema(
+        cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar", aside: str = ASIDE
+    ) -> Grammar:
         """Return a grammar of one line of JSON that a schema describes.
 
         Properties come in the schema's order, with no others unless it has keywords about them (see `closing`). If not
-        `strict`, keywords that cannot be enforced are ignored, and `oneOf` is read as `anyOf`. Raises RequestError for an
-        invalid schema.
+        `strict`, keywords that cannot be enforced are ignored, and `oneOf` is read as `anyOf`; `aside` advises that where
+        they are refused. Raises RequestError for an invalid schema.
         """
         written = written_schema(schema, strict, param)
         try:
-            return cls(LLMatcher.grammar_from_json_schema(written), strict, param)
+            return cls(LLMatcher.grammar_from_json_schema(written), aside if strict else "", param)
         except ValueError as error:
             raise RequestError(f"'{param}' cannot be read as JSON: {error}.", param=param) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -32,10 +33,12 @@ class CallPiece:
 class CallStream:
     """Takes the text of an answer and returns its plain text, and pieces of calls.
 
-    Text that only looks like a call of one of the functions in `names` is plain text. White space around calls is left out.
+    Text that only looks like a call of one of the functions in `names` is plain text. White space around calls is left out,
+    and what may have become a call where an answer was cut off.
     texts: by function, the parameters whose values are texts. An answer that must be calls, `required`, has no plain text,
     even where a call was cut off as it began. One that calls or follows a format, `formatted`, is all text unless it begins
-    with a call, and then has no plain text.
+    with a call, and then has no plain text. reasoning: tags of the model's own; an answer that begins with the first one, or
+    whose prompt ended with it, has no calls before the second.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class CallStream:
         texts: Mapping[str, Collection[str]] | None = None,
         required: bool = False,
         formatted: bool = False,
+        reasoning: tuple[str, str] | None = None,
+        prompt_end: str = "",
     ):
         self._form = form
         self._names = names
@@ -52,16 +57,24 @@ class CallStream:
         self._silent = required
         self._begun = ""  # the text of a formatted answer that begins as a call but has none yet
         self._unread = ""
+        self._cut_off = False
+        self._begins, self._ends = reasoning or ("", "")
         self._part: Callable[[bool], bool] = self._opening if formatted and not required else self._speech
+        if reasoning is not None:
+            self._part = self._thought if prompt_end.rstrip().endswith(self._begins) else self._beginning
         self._reader: Reader = Braces()
         self._text_parts: list[str] = []
         self._pieces: list[CallPiece] = []
         self.text = ""
         self.calls: list[ToolCall] = []
 
-    def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallPiece, ...]]:
-        """Return the plain text and pieces that are certain so far; everything at the `last` text."""
+    def feed(self, text: str, last: bool = False, cut_off: bool = False) -> tuple[str, tuple[CallPiece, ...]]:
+        """Return the plain text and pieces that are certain so far; everything at the `last` text.
+
+        cut_off: whether the last text is not where the model ended its answer.
+        """
         self._unread += text
+        self._cut_off = cut_off
         if self._begun:
             self._begun += text
         while self._part(last):
@@ -82,11 +95,37 @@ class CallStream:
 
     # Each part consumes the front of the remaining text; it returns True where another part must go on.
 
+    def _beginning(self, last: bool) -> bool:
+        """Decide by its beginning whether an answer reasons."""
+        text = self._unread.lstrip()
+        if text.startswith(self._begins):
+            self._part = self._thought
+        elif last or not self._begins.startswith(text):
+            self._part = self._speech
+        else:
+            return False
+        return True
+
+    def _thought(self, last: bool) -> bool:
+        thought, ended, behind = self._unread.partition(self._ends)
+        if ended:
+            self._text_parts.append(thought + ended)
+            self._unread, self._part = behind, self._speech
+            return True
+        held_back = 0 if last else beginning(self._unread, self._ends)
+        certain = len(self._unread) - held_back
+        self._text_parts.append(self._unread[:certain])
+        self._unread = self._unread[certain:]
+        return False
+
     def _opening(self, last: bool) -> bool:
         """Decide by its beginning whether a formatted answer calls."""
         start = self._form.start
         if self._unread.startswith(start):
             self._begun, self._part = self._unread, self._speech
+        elif last and self._cut_start:
+            self._unread = ""
+            return False
         elif last or not start.startswith(self._unread):
             self._part = self._plain
         else:
@@ -104,12 +143,18 @@ class CallStream:
             self._text_parts.append(before.rstrip())
             self._unread, self._part = behind, self._head
             return True
-        held_back = 0 if last else beginning(self._unread, self._form.start)
+        held_back = self._cut_start if last else beginning(self._unread, self._form.start)
         certain = self._unread[: len(self._unread) - held_back]
-        text = certain if last and not self.calls else certain.rstrip()
+        text = certain if last and not held_back and not self.calls else certain.rstrip()
         self._text_parts.append(text)
         self._unread = self._unread[len(text) :]
         return False
+
+    @property
+    def _cut_start(self) -> int:
+        """The characters of a start of calls within which the answer was cut off; a single one is as likely text."""
+        characters = beginning(self._unread, self._form.start)
+        return characters if self._cut_off and characters > 1 else 0
 
     def _head(self, last: bool) -> bool:
         head = self._form.head.match(self._unread)
@@ -118,12 +163,15 @@ class CallStream:
             self._unread, self._part = self._unread[head.end() :], self._arguments
             self._reader = Pairs(self._form.end, self._texts.get(head[1], ())) if self._form.pairs else Braces()
             return True
+        is_cut = last and self._cut_off and self._body(False)[0] is None
         body, behind = self._body(last)
         if body is None:
             return False
         self._unread, self._part = behind, self._speech
         calls = self._read_calls(body)
-        if calls is None:
+        if calls is None and is_cut and self._may_call(body):
+            self._begun = ""
+        elif calls is None:
             self._text_parts.append(self._form.start + body)
         for call in calls or ():
             self._begin(call.name)
@@ -188,3 +236,30 @@ class CallStream:
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+    def _may_call(self, body: str) -> bool:
+        """Return whether a body whose end was cut off may have become a call."""
+        name, rest = re.fullmatch(r"\s*([\w.-]*)(.*)", body, re.DOTALL).groups()  # type: ignore[union-attr]
+        if not rest:
+            return any(each.startswith(name) for each in self._names)
+        if name:
+            return name in self._names and (rest.isspace() or rest.lstrip().startswith("["))
+        several = self._form.again is not None
+        text = f"[{body.lstrip(' [')}" if several else body
+        try:
+            read, begun = from_json(text, allow_partial=True), from_json(text, allow_partial="trailing-strings")
+        except ValueError:
+            return False
+        if not several:
+            return self._may_be_call(read, begun)
+        return len(read) == len(begun) and all(map(self._may_be_call, read, begun))
+
+    def _may_be_call(self, content: object, begun: object) -> bool:
+        """Return whether an object may become a call; `begun` has the string within which it was cut off, too."""
+        if not isinstance(content, dict) or not isinstance(begun, dict):
+            return False
+        name, part = content.get("name"), begun.get("name", "")
+        if not isinstance(part, str):
+            return False
+        known = name in self._names if name is not None else any(each.startswith(part) for each in self._names)
+        return known and isinstance(begun.get("arguments", {}), dict)

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from steering.errors import RequestError
+from steering.grammar.closing import nodes_of
 from steering.grammar.grammar import Grammar, written_schema
 from steering.model.mllm import MLLM
 from steering.tools.arguments import KEY, VALUE, VALUE_END
@@ -67,17 +68,19 @@ class Format:
                 for part in parts
             )  # fmt: skip
 
-        functions = [tool["function"] for tool in tools.functions]
+        functions = {f"tools[{i}].function": tool["function"] for i, tool in enumerate(tools.functions)}
         if isinstance(tools.required, str):
-            functions = [function for function in functions if function["name"] == tools.required]
+            functions = {place: each for place, each in functions.items() if each["name"] == tools.required}
         more = f"({json.dumps(self.between)} call){{0,{MOST_CALLS - 1}}}" if tools.parallel else ""
         rules = [f"calls: {written(self.before)} call {more} {written(self.after)}"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
-        for i, function in enumerate(functions):
+        for i, (place, function) in enumerate(functions.items()):
             rules.append(f"call_{i}: {written(self.call, function['name'], i)}")
             schema = {"type": "object", **(function.get("parameters") or {"additionalProperties": False})}
             strict = bool(function.get("strict"))
             arguments = _pairs(schema, strict) if self.pairs else f"%json {written_schema(schema, strict, 'tools')}"
+            if self.pairs:
+                _check_writable(schema, f"{place}.parameters", self.end)
             rules.append(f"arguments_{i}: {arguments}")
         if self.pairs:
             # With its end in one lexeme: lexemes are greedy, and one of the text alone would read on into its end.
@@ -112,6 +115,34 @@ def _pairs(schema: dict[str, Any], strict: bool) -> str:
         pair = f"{json.dumps(f'{KEY[0]}{name}{KEY[1]}{chr(10)}{VALUE}')} {value} {json.dumps(chr(10))}"
         rules.append(pair if name in required else f"({pair})?")
     return " ".join(rules) or '""'
+
+
+def _check_writable(schema: dict[str, Any], at: str, end: str) -> None:
+    """Raise RequestError for names and values within which tags would end, or that change where they are read."""
+    for key in ("properties", "required"):
+        for name in schema.get(key) or ():
+            if name != name.strip() or KEY[1] in name or end in name:
+                raise _unwritable(f"{at}.{key}", f"the name {name!r} has outer white space, {KEY[1]} or {end}")
+    for path in ("properties", "$defs", "definitions"):
+        members = schema.get(path)
+        for name, member in members.items() if isinstance(members, dict) else ():
+            for node in nodes_of(member):
+                held = next(
+                    (key for key in ("enum", "const", "properties") if VALUE_END in _constants(node, key)), None
+                )
+                if held is not None:
+                    raise _unwritable(f"{at}.{path}.{name}{f'.{held}' * (node is member)}", f"{held} has {VALUE_END}")
+
+
+def _constants(node: dict[str, Any], key: str) -> str:
+    """Return what a schema has in answers as it is: values, or the names of properties."""
+    value = node.get(key)
+    return json.dumps([*value] if key == "properties" and isinstance(value, dict) else value)
+
+
+def _unwritable(place: str, why: str) -> RequestError:
+    message = f"'{place}' cannot be written in this model's tags: {why}."
+    return RequestError(message, param=place, code="unsupported_value")
 
 
 def _unenforced(what: str) -> RequestError:

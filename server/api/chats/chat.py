@@ -162,6 +162,7 @@ def begun(
     return Running(
         app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden,
         g.get("chat_span"), g.get("leave"), traffic=g.traffic, owner=caller().owner,
+        places=translated.places,
     )  # fmt: skip
 
 

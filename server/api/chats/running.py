@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import steering
 from server.api.chats.guarded import GuardedCompletion
 from server.api.chats.waiting import CLIENT_GONE, check_watch
 from server.context import AppContext
-from server.dialects.dialect import Writer
+from server.dialects.dialect import Writer, renamed
 from server.engine.served import ServedCompletion
 from server.errors import to_api_error
 from server.http.streaming import AWAITED, BLOCKING
@@ -52,6 +52,8 @@ class Running:
     owner: str = ""
     traffic: Traffic
     """The labels of its metrics."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """The body's places, as errors name them, for those in the chat request that have another name."""
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.n))
@@ -70,6 +72,8 @@ class Running:
                 self.broken = "shutdown" if self.app.runtime.state == "draining" else "error"
             if isinstance(error, steering.SteeringError):
                 self.check()
+            if isinstance(error, steering.RequestError):  # such as of a grammar, while it is followed
+                raise renamed(to_api_error(error), self.places) from error
             raise
 
     def counted(self, chunk: steering.Chunk) -> steering.Chunk:

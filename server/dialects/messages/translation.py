@@ -74,7 +74,10 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
     if form_of_text is not None:
         schema = as_object(form_of_text, "output_config.format").get("schema")
         chat.set("response_format", {"type": "json_schema", "json_schema": {"schema": schema}}, "output_config.format")
-        chat.places["response_format.json_schema"] = "output_config.format"
+        chat.places |= {
+            "response_format.json_schema": "output_config.format",
+            "response_format.json_schema.strict": "",
+        }
     _read_tools(chat, body)
     return chat.translated()
 

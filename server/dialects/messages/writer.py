@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from flask import g
+from pydantic_core import from_json
 
 from server.dialects.answer import ignoring, prompt_scores_json
 from server.dialects.dialect import Begun
@@ -155,10 +155,10 @@ def _block(kind: str, text: str) -> dict[str, Any]:
 def _object(arguments: str) -> Any:
     """Return the object of a call's arguments; of anything else, which a model may write, one that holds it.
 
-    Of a call that was cut before them, as in a stream, it is empty.
+    Of a call that was cut, it is the object of what is complete, as Anthropic's SDKs read the pieces of a stream.
     """
     try:
-        value = json.loads(arguments or "{}")
+        value = from_json(arguments or "{}", allow_partial=True)
     except ValueError:
         return {"arguments": arguments}
     return value if isinstance(value, dict) else {"arguments": value}

@@ -15,7 +15,7 @@ from server.app import create_app
 from server.dialects.reasoning import ReasoningStream
 from server.settings import Settings
 from tests.families.calling import calling
-from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, ask, events
+from tests.server.dialects.speaking import BODIES, READERS, ROUTES, STREAMS, ask, events
 from tests.server.fakes import FakeEngine
 
 MARKERS = ("<think>", "</think>")
@@ -85,21 +85,27 @@ def test_reasoning_is_an_item_and_a_block_of_its_own(stream: bool) -> None:
     assert [value["index"] for value in told if value["type"] == "content_block_stop"] == [0, 1]
 
 
-def test_what_follows_a_format_or_must_call_is_no_reasoning(root: Path) -> None:
-    """The template has opened the first tag, as that of Qwen3-VL-Thinking; nothing in a format can close it."""
+@pytest.fixture(scope="module")
+def opened(root: Path) -> Iterator[FlaskClient]:
+    """Yield a client of a model whose template opens the first tag, as that of Qwen3-VL-Thinking."""
     model = steering.load(calling(root), device="cpu")
     begins = "<|im_start|>assistant\\n"
     assert model.template.rindex(begins) > len(model.template) - 50
-    opened = "{{- '<think>\\n</think>' if messages[0].reasoning_content }}" + f"{begins}<think>\\n".join(
-        model.template.rsplit(begins, 1)
+    model.processor.chat_template = (
+        "{{- '<think>\\n</think>' if messages[0].reasoning_content }}"
+        + f"{begins}<think>\\n".join(model.template.rsplit(begins, 1))
     )
-    model.processor.chat_template = opened
     engine = steering.Engine(model, slots=4, max_length=1024, self_check=False, threads=1)
     engine.start()
+    yield create_app(Settings(), engine=engine).test_client()
+    engine.stop()
+
+
+def test_what_follows_a_format_or_must_call_is_no_reasoning(opened: FlaskClient) -> None:
+    """Nothing in a format can close the tag that the template has opened."""
     schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    app = create_app(Settings(), engine=engine).test_client()
     for dialect in ("responses", "messages"):
         for fields, kind in (
             ({"response_format": form}, "text"),
@@ -107,7 +113,7 @@ def test_what_follows_a_format_or_must_call_is_no_reasoning(root: Path) -> None:
             ({"max_tokens": 4}, "reasoning"),
         ):
             body = BODIES[dialect]({"messages": [ASKED], "max_tokens": 200, "temperature": 0, **fields})
-            value = app.post(ROUTES[dialect], json=body).json
+            value = opened.post(ROUTES[dialect], json=body).json
             found = value["output"] if dialect == "responses" else value["content"]
             words = {
                 "reasoning": ("reasoning", "thinking"),
@@ -118,7 +124,27 @@ def test_what_follows_a_format_or_must_call_is_no_reasoning(root: Path) -> None:
             if dialect == "responses":
                 reasoned = value["usage"]["output_tokens_details"]["reasoning_tokens"]
                 assert (reasoned > 0) == (kind == "reasoning")
-    engine.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", BODIES)
+@pytest.mark.parametrize("behind", ["", "</think>\n\nRed.", "</think>\n\n{call}"], ids=["cut", "text", "call"])
+def test_a_call_within_the_reasoning_is_reasoning(opened: FlaskClient, dialect: str, behind: str, stream: bool) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    thought, force = f"I may {call}, or not. ", behind.format(call=call)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    body = BODIES[dialect]({"messages": [ASKED], "max_tokens": 200, "force": thought + force, "tools": tools})
+    body = {**(body or {}), "stream": stream}
+    if stream and dialect == "chat":
+        body["stream_options"] = {"include_usage": True}
+    response = opened.post(ROUTES[dialect], json=body, buffered=True)
+    answer = READERS[dialect](STREAMS[dialect](response.text) if stream else response.json)
+    assert answer.calls == ([("f", {})] if "call" in behind else [])
+    text = "Red." if "Red." in behind else ""
+    if dialect == "chat":
+        assert answer.text == thought + ("</think>" if behind else "") + (f"\n\n{text}" if text else "")
+    else:
+        assert (answer.reasoning, answer.text) == (thought, text)
 
 
 # --- a model whose template has a place for reasoning --------------------------------------------------------------------

@@ -21,6 +21,8 @@ from tests.server.fakes import FakeEngine
 BROKEN = "data:image/png;base64,AAAA"
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
+
 
 @pytest.fixture(scope="module")
 def client() -> FlaskClient:
@@ -193,6 +195,25 @@ def test_a_request_whose_room_others_use_may_come_again_later() -> None:
     assert told.json["error"] == {
         "message": "'input' are too many now.", "type": "rate_limit_error", "param": "input", "code": "grammars_in_use",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_error_behind_the_first_token_names_the_body_s_own_fields(stream: bool) -> None:
+    place = "response_format.json_schema.schema"
+    error = RequestError(f"'tools' or '{place}' became too complex.", param=place)
+    engine, text = FakeEngine("It", error), {"type": "text", "text": "a"}
+    engine.can(grammars=True)
+    client = create_app(Settings(), engine=engine).test_client()
+    for path, body, own in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, place),
+        ("/v1/messages", message(text, output_config={}), place),
+        ("/v1/messages", message(text, output_config={"format": FORM}), "output_config.format.schema"),
+        ("/v1/responses", {"input": "a", "text": {"format": {**FORM, "name": "a"}}}, "text.format.schema"),
+    ):
+        response = client.post(path, json={**body, "stream": stream}, buffered=True)
+        assert f"'tools' or '{own}' became too complex." in response.text
+        if not stream:
+            assert (response.status_code, response.json["error"]["param"]) == (400, own)
 
 
 def test_what_anthropic_s_diagnostics_ask_of_its_cache_is_ignored(client: FlaskClient) -> None:

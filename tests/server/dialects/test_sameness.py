@@ -141,6 +141,21 @@ def test_a_call_that_is_cut_is_an_empty_text(calls: FlaskClient) -> None:
     assert (message["stop_reason"], message["content"]) == ("max_tokens", [{"type": "text", "text": ""}])
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_input_of_a_call_that_is_cut_has_what_is_complete(calls: FlaskClient, stream: bool) -> None:
+    force = '<tool_call>\n{"name": "look", "arguments": {"at": "star", "deep": [1, 22'
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 200,
+        "force": force,
+        "stop_sequences": [" 22"],
+    }
+    body |= {"tools": [{"name": "look", "input_schema": {}}], "stream": stream}
+    response = calls.post("/v1/messages", json=body, buffered=True)
+    (block,) = (STREAMS["messages"](response.text) if stream else response.json)["content"]
+    assert (block["name"], block["input"]) == ("look", {"at": "star", "deep": [1]})
+
+
 def test_a_call_in_tags_is_the_same_streamed_wherever_it_is_cut(root: Path) -> None:
     model = steering.load(calling(root, "glm"), device="cpu")
     engine = steering.Engine(model, slots=2, self_check=False, threads=1)

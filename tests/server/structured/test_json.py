@@ -122,6 +122,32 @@ def test_what_of_structured_outputs_is_wrong_is_named(client: FlaskClient, asked
     assert error["param"] == param
 
 
+def test_advice_is_given_where_it_can_be_followed(client: FlaskClient) -> None:
+    """Messages and `structured_outputs` have no field that makes a format lenient."""
+    schema = {"type": "string", "format": "colour"}
+    chat = asking(schema)
+    plain = {name: value for name, value in chat.items() if name not in ("response_format", "messages")}
+    question = [{"role": "user", "content": QUESTION}]
+    form, advice = {"type": "json_schema", "schema": schema}, " With '{}': false it is left aside."
+    for path, body, strict in (
+        (CHAT, chat, "response_format.json_schema.strict"),
+        (CHAT, {**chat, "response_format": None, "structured_outputs": {"json": schema}}, None),
+        ("/v1/messages", {**plain, "messages": question, "output_config": {"format": form}}, None),
+        ("/v1/responses", {"input": QUESTION, "text": {"format": {**form, "name": "a"}}}, "text.format.strict"),
+    ):
+        said = client.post(path, json=body).json["error"]["message"]
+        assert re.fullmatch(r"'[^']*' cannot be enforced: Unknown format: colour\.(.*)", said)
+        assert said.partition("colour.")[2] == (advice.format(strict) if strict else "")
+    for path, body in (
+        (
+            CHAT,
+            {**chat, "response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}},
+        ),
+        ("/v1/responses", {"input": QUESTION, "text": {"format": {**form, "name": "a", "strict": False}}}),
+    ):
+        assert client.post(path, json=body).status_code == 200, "the advice is right"
+
+
 def test_an_engine_without_grammars_is_asked_for_none(fake: FakeEngine) -> None:
     client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
     error = refused(client.post(CHAT, json=asking()))

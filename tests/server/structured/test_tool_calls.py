@@ -156,6 +156,23 @@ def test_the_beginning_of_a_call_that_must_be_is_no_text(caller: Flask) -> None:
     assert not any(event["delta"].get("content") for event in events(client.post(CHAT, json=body | {"stream": True})))
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": ['"name']}], ids=["length", "stop"])
+def test_the_beginning_of_a_call_that_may_be_is_no_text(caller: Flask, fields: dict[str, Any]) -> None:
+    client, call = caller.test_client(), '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'
+    body, expected = asking(force=f"I count.\n{call}", **fields), "stop" if fields else "length"
+    found = set()
+    for most in range(2, 60, 4):
+        choice = choice_of(client.post(CHAT, json=body | {"max_tokens": most}))
+        streamed = events(client.post(CHAT, json=body | {"max_tokens": most, "stream": True}))
+        text, calls = choice["message"]["content"] or "", len(choice["message"].get("tool_calls") or ())
+        assert "".join(event["delta"].get("content") or "" for event in streamed) == text
+        assert "I count.".startswith(text.removesuffix("\n<").removesuffix("\n")), "no call"
+        assert streamed[-1]["finish_reason"] == choice["finish_reason"]
+        found.add((choice["finish_reason"], calls))
+    assert (expected, 0) in found
+    assert any(calls for _, calls in found) == (not fields)
+
+
 def test_half_a_call_is_none_to_act_upon(caller: Flask) -> None:
     client, body = caller.test_client(), asking(tool_choice=NAMED, stop=["top", "bottom"])
     choice = choice_of(client.post(CHAT, json=body))

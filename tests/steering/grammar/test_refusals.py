@@ -80,3 +80,13 @@ def test_the_one_of_two_that_is_wrong_is_named(grammars: Grammars) -> None:
     with pytest.raises(RequestError, match=r"^'tools' cannot be enforced") as caught:
         grammars.start(Grammar.one_of("call", "call: /(?=b)/", right, param="tools"))
     assert caught.value.param == "tools"
+
+
+def test_both_of_two_that_are_followed_together_are_named(grammars: Grammars) -> None:
+    """The matcher is brought into the state in which a bound of the library leaves it."""
+    grammar = Grammar.one_of("call", 'call: "b"', Grammar.choice(["a"], param="choice"), param="tools")
+    matcher = grammars.start(grammar).copy()
+    assert not matcher.inner.consume_token(next(iter(steering.load(checkpoint(), device="cpu").stop_ids)))
+    with pytest.raises(RequestError, match=r"^'tools' or 'choice' became too complex while it was followed") as caught:
+        matcher.advance(0)
+    assert caught.value.param == "tools"

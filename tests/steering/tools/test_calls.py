@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,98 @@ def test_an_answer_with_a_format_is_all_text_or_all_calls(
     streamed = "".join(stream.feed(text[at : at + size])[0] for at in range(0, len(text), size))
     streamed += stream.feed("", last=True)[0]
     assert (streamed, stream.text, stream.calls) == (speech, speech, calls)
+
+
+THINK = ("<think>", "</think>")
+SAYING = (
+    (HERMES, call(COUNT)), (GLM, pairs("count")), (MISTRAL, f"[TOOL_CALLS] [{COUNT}]"),
+    (MINISTRAL, "[TOOL_CALLS]count[ARGS]{}"),
+)  # fmt: skip
+"""A call in each format."""
+
+
+@pytest.mark.parametrize(("form", "said"), SAYING)
+@pytest.mark.parametrize(("prompt_end", "begun"), [("", "\n<think>"), ("assistant\n<think>\n", "")])
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_a_call_within_the_reasoning_is_reasoning(
+    form: Format, said: str, prompt_end: str, begun: str, size: int
+) -> None:
+    thought = f"{begun}I could {said} \n</thi or {said}\n"
+    for text, speech, calls in (
+        (f"{thought}</think>\n\nNow.\n{said}", f"{thought}</think>\n\nNow.", [COUNTED]),
+        (f"{thought}</think>\n\n{said}", f"{thought}</think>", [COUNTED]),
+        (f"{thought}</think>\n\nNo.", f"{thought}</think>\n\nNo.", []),
+        (thought, thought, []),
+        (f"{thought}</thi", f"{thought}</thi", []),
+    ):
+        stream = CallStream(form, NAMES, TEXTS, reasoning=THINK, prompt_end=prompt_end)
+        streamed = "".join(stream.feed(text[at : at + size])[0] for at in range(0, len(text), size))
+        streamed += stream.feed("", last=True)[0]
+        assert (streamed, stream.text, stream.calls) == (speech, speech, calls)
+
+
+@pytest.mark.parametrize(("form", "said"), SAYING)
+@pytest.mark.parametrize("before", ["", "<thi", "I <think>"])
+def test_an_answer_that_does_not_begin_with_reasoning_calls_at_once(form: Format, said: str, before: str) -> None:
+    for size in (1, 1000):
+        stream, text = (
+            CallStream(form, NAMES, TEXTS, reasoning=THINK, prompt_end="<think>\n\n</think>\n\n"),
+            before + said,
+        )
+        for at in range(0, len(text), size):
+            stream.feed(text[at : at + size])
+        stream.feed("", last=True)
+        assert (stream.text, stream.calls) == (before, [COUNTED])
+
+
+def test_reasoning_is_not_held_back() -> None:
+    stream = CallStream(HERMES, NAMES, reasoning=THINK, prompt_end="<think>\n")
+    assert [stream.feed(piece)[0] for piece in ("I <tool_call>", " b </th", "e")] == ["I <tool_call>", " b ", "</the"]
+
+
+def fed(stream: CallStream, text: str, size: int) -> tuple[str, list[ToolCall]]:
+    """Return the text and calls of an answer that comes in pieces and is cut off, which add up."""
+    streamed = "".join(stream.feed(text[at : at + size])[0] for at in range(0, len(text), size))
+    streamed += stream.feed("", last=True, cut_off=True)[0]
+    assert streamed == stream.text
+    return streamed, stream.calls
+
+
+REORDERED = '{"arguments": {"a": "]} b"}, "name": "count"}'
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [*SAYING, (HERMES, call(REORDERED)), (MISTRAL, f"[TOOL_CALLS] [{REORDERED}]"), (HERMES, call(LOOK))],
+)
+@pytest.mark.parametrize("options", [{}, {"formatted": True}, {"reasoning": THINK, "prompt_end": "<think>"}])
+def test_the_head_of_a_call_that_is_cut_off_is_no_text(form: Format, said: str, options: dict[str, Any]) -> None:
+    before = {"formatted": "", "reasoning": "Hm.</think>\n\nI call."}.get(next(iter(options), ""), "I call.")
+    gap = " \n" * bool(before)
+    for end in range(len(said)):
+        for size in (1, 3, 1000):
+            text, calls = fed(CallStream(form, NAMES, TEXTS, **options), before + gap + said[:end], size)
+            assert text == (before if end > 1 else before + gap + said[:end]), said[:end]
+            assert len(calls) <= 1
+    assert len(fed(CallStream(form, NAMES, TEXTS, **options), before + gap + said, 3)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, "a < b <"), (HERMES, "<tool_call> a"), (HERMES, '<tool_call>{"name": "fl'), (GLM, "<tool_call>fl"),
+        (HERMES, '<tool_call>{"name": "loo", '), (HERMES, '<tool_call>{"name": ["look"], '), (GLM, "<tool_call>loo\n"),
+        (HERMES, '<tool_call>{"name": null'), (HERMES, '<tool_call>{"name": "look", "arguments": "x'),
+        (GLM, "<tool_call>look it"),
+        (HERMES, "<tool_call>[{"), (HERMES, call('{"name": "fly", "arguments": {}}')), (HERMES, call('{"name"')),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "fly", "argu'), (MISTRAL, '[TOOL_CALLS] [1, {"na'),
+        (MISTRAL, '[TOOL_CALLS] [{"arguments": {}}, "a'),
+        (MINISTRAL, "[TOOL_CALLS]fly[ARGS]"), (MINISTRAL, "[TOOL_CALLS]look, "),
+    ],
+)  # fmt: skip
+def test_what_cannot_become_a_call_is_text_where_it_is_cut_off(form: Format, text: str) -> None:
+    for size in (1, 3, 1000):
+        assert fed(CallStream(form, NAMES, TEXTS), text, size) == (text, [])
 
 
 def test_certain_text_is_not_held_back() -> None:

@@ -180,6 +180,48 @@ def test_schemas_that_tags_cannot_enforce_are_refused_if_strict(engine: Engine) 
             engine.submit(Request(QUESTION, tools=Tools([{"function": {"name": "f", "parameters": wrong}}], True)))
 
 
+UNWRITABLE: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {" a": {}}}, "properties"),
+    ({"properties": {"b": {}, "a\n": {"type": "string"}}}, "properties"),
+    ({"properties": {"a</arg_key>b": {}}}, "properties"),
+    ({"properties": {"a</tool_call>": {}}}, "properties"),
+    ({"required": ["a "]}, "required"),
+    ({"properties": {"a": {"enum": ["b", "c</arg_value>"]}}}, "properties.a.enum"),
+    ({"properties": {"a": {"type": "string", "const": "</arg_value>"}}}, "properties.a.const"),
+    ({"properties": {"a": {"enum": [1, "</arg_value>"]}}}, "properties.a.enum"),
+    ({"properties": {"a": {"items": {"const": "</arg_value>"}}}}, "properties.a"),
+    ({"properties": {"a": {"properties": {"</arg_value>": {}}}}}, "properties.a.properties"),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"const": "</arg_value>"}}}, "$defs.b.const"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "key"), UNWRITABLE)
+def test_what_cannot_be_written_in_tags_is_refused_by_its_key(
+    engine: Engine, parameters: dict[str, Any], key: str
+) -> None:
+    functions = [FUNCTIONS[0], {"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for request in (
+        Request(QUESTION, Sampling(max_tokens=1), tools=Tools(functions, True)),
+        Request(QUESTION, Sampling(max_tokens=1), tools=Tools(functions), grammar=Grammar.choice(["a"])),
+    ):
+        if kind(engine) != "glm":
+            engine.generate([request])
+            continue
+        with pytest.raises(RequestError, match="cannot be written in this model's tags") as caught:
+            engine.submit(request)
+        place = f"tools[1].function.parameters.{key}"
+        assert (caught.value.param, caught.value.code) == (place, "unsupported_value")
+        assert str(caught.value).startswith(f"'{place}' ")
+    assert engine.generate([Request(QUESTION, Sampling(max_tokens=1), tools=Tools(functions))])[0].prompt_tokens
+
+
+def test_names_and_values_that_only_look_like_tags_are_written(engine: Engine) -> None:
+    parameters = {"properties": {"a b<": {"enum": [" <arg_value> "]}, "n": {"enum": [2]}}, "required": ["a b<", "n"]}
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}], True, parallel=False)
+    (choice,) = engine.generate([Request(QUESTION, Sampling(max_tokens=200), tools=tools)])[0].choices
+    assert json.loads(choice.tool_calls[0].arguments) == {"a b<": " <arg_value> ", "n": 2}
+
+
 def test_a_required_parameter_without_a_schema_is_written(engine: Engine) -> None:
     function = {"name": "f", "parameters": {"properties": {"b": {"enum": [1]}}, "required": ["a", "b"]}}
     request = Request(QUESTION, Sampling(max_tokens=400), tools=Tools([{"function": function}], True, parallel=False))
