@@ -90,7 +90,7 @@ def test_states_and_blocks_stay_within_their_halves(make_engine: MakeEngine) -> 
     cold, room, hits = make_engine(FAMILY), 500_000, 0
     warm = make_engine(FAMILY, prefix_cache_bytes=room)
     prefixes, most = warm.core.runner.prefixes, 3 * one_snapshot(cold)
-    prefixes._most_states = most  # blocks of this model are larger than its states
+    prefixes._snapshots.capacity = most  # blocks of this model are larger than its states
     for question in (FIRST, FIRST, SECOND, THIRD, SECOND, FIRST, "Ha? " * 70, THIRD, FIRST, FIRST):
         expected, got = (engine.generate([asking(question)])[0] for engine in (cold, warm))
         for one, other in zip(got.choices[0].logprobs or (), expected.choices[0].logprobs or (), strict=True):

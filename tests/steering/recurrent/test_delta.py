@@ -19,7 +19,6 @@ from steering.decoder.prompts import Prefill, Ragged
 from steering.recurrent import kernel
 from steering.recurrent.delta import GatedDelta
 from steering.recurrent.kernel import is_right, step_kernel, stepped
-from steering.recurrent.states import RecurrentStates
 from tests.steering.recurrent.modules import HIDDEN, SHAPES, a_module, by_torch
 
 LENGTHS = 150, 7, 64
@@ -137,26 +136,3 @@ def test_a_wrong_kernel_is_found(wrong: str) -> None:
 def test_a_cpu_has_no_kernel() -> None:
     assert step_kernel(a_module(SHAPES[0])) is None
     assert not kernel._known
-
-
-def test_a_slot_keeps_two_states_and_nothing_of_its_predecessor() -> None:
-    states = RecurrentStates(2)
-    states.layer(0, lambda: (torch.zeros(1, 3, 1), torch.zeros(1, 1, 2, 2)))
-
-    def places(slot: int, start: int, end: int) -> tuple[int, int]:
-        slots, starts, ends = (torch.tensor([number]) for number in (slot, start, end))
-        read = states.read_from(slots, starts)
-        return int(read), int(states.write_to(read, slots, starts, ends))
-
-    nothing, dropped = 4, 5
-    assert places(1, 0, 7) == (nothing, 1)
-    assert places(1, 7, 8) == (1, 3)
-    assert places(1, 7, 8) == (1, 3), "run again"
-    assert places(1, 8, 9) == (3, 1)
-    assert places(1, 7, 8) == (nothing, dropped), "these states were overwritten"
-    assert states.lengths_on(torch.device("cpu")).tolist() == [[-1, 9], [-1, 8]]
-    assert places(1, 0, 8) == (nothing, 1), "another sequence"
-    assert places(1, 8, 12) == (1, 3)
-    assert places(0, 12, 13) == (nothing, dropped)
-    states.clear(1)
-    assert places(1, 12, 13) == (nothing, dropped)

@@ -25,11 +25,13 @@ def run(
     step = RecurrentPass(states, torch.tensor(slots), torch.tensor(starts), lengths, kept)
     seen: list[list[float]] = []
     for layer in LAYERS:
-        inputs, matrix = step.read(layer, max(lengths), empty)
+        pooled, read, write = step.places(layer, max(lengths), empty)
+        inputs, matrix = (tensor[read] for tensor in pooled)
         seen.append([float(row.unique()) for row in matrix])
         assert [float(row.unique()) for row in inputs] == seen[-1]
         sums = torch.tensor([float(sum(row)) for row in tokens])
-        step.write(layer, inputs + sums[:, None, None], matrix + sums[:, None, None, None])
+        if write is not None:
+            pooled[0][write], pooled[1][write] = inputs + sums[:, None, None], matrix + sums[:, None, None, None]
     assert all(rows == seen[0] for rows in seen)
     return seen[0]
 
@@ -91,4 +93,4 @@ def test_bytes_are_those_of_two_states_a_slot() -> None:
     run(pool.states, [0], [0], [[1]], kept=False)
     numbers = len(LAYERS) * (2 * 3 + 2 * 2 * 2)
     assert pool.states.slot_bytes == {torch.device("cpu"): 2 * 4 * numbers}
-    assert pool.bytes == (2 * SLOTS + 2) * 4 * numbers + 2 * SLOTS * 8
+    assert pool.states.bytes == (2 * SLOTS + 2) * 4 * numbers + 2 * SLOTS * 8
