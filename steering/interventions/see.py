@@ -306,6 +306,7 @@ class SeeSlots(Slots):
         self.ceiling = torch.zeros(slots, device=device)
         self.reading = torch.zeros(slots, dtype=torch.uint8, device=device)
         self.steps = torch.zeros(slots, length, 4, device=device)
+        self._attending = (torch.tensor(pool.mllm.attention_layers, device=device),)  # a tensor would be of slots
 
     def place(self, sequence: Sequence) -> None:
         slot, see, spans = sequence.slot, sequence.spec.asked.get(NAME), sequence.prompt.layout.spans
@@ -349,8 +350,8 @@ class SeeSlots(Slots):
         for sequence in chunk.sequences:
             captured = sequence.captured.get(attention.NAME)
             if NAME in sequence.spec.asked and captured is not None and captured.last_sums is not None:
-                attending = list(self.pool.mllm.attention_layers)
-                self.first[sequence.slot, attending] = spans.image_sums(captured.last_sums).sum(-1)
+                at, attended = self._attending[0], spans.image_sums(captured.last_sums).sum(-1)
+                self.first[sequence.slot].index_copy_(0, at, attended)
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(NAME in sequence.spec.asked for sequence in sequences)

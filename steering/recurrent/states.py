@@ -163,9 +163,9 @@ class RecurrentStates:
 class RecurrentPass:
     """The states that one forward pass reads and writes.
 
-    slots, starts: (rows,), the slots of the rows, and how many tokens are before theirs. real: the number of
-    tokens of each row, where the others of its tokens are padding. kept: False where states stay as they are. wanted: for
-    each row, numbers of its tokens, ascending, behind which a snapshot is `taken`, by row and number.
+    slots, starts: (rows,), the slots of the rows, and how many tokens are before theirs. real: the number of tokens of each
+    row, where others behind them are padding. kept: False where states stay as they are. wanted: for each row, numbers of
+    its tokens, ascending, behind which a snapshot is `taken`, by row and number.
     """
 
     states: RecurrentStates
