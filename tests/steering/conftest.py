@@ -59,7 +59,7 @@ def make_engine(load_mllm: LoadMLLM) -> MakeEngine:
 
 def a_pool(slots: int, length: int, layers: int) -> Pool:
     """Return a pool of a model that only has layers."""
-    facts = {"dtype": torch.float32, "calibration": None, "ranks": ALONE}
+    facts = {"dtype": torch.float32, "calibration": None, "ranks": ALONE, "attention_layers": tuple(range(layers))}
     mllm: Any = SimpleNamespace(num_layers=layers, device=torch.device("cpu"), **facts)
     return Pool(mllm, slots, length, 2)
 
