@@ -123,7 +123,7 @@ def weights_read(mllm: MLLM) -> int:
 def bytes_read(engine: Engine, rows: int, columns: int) -> float:
     """Return the bytes that a decode step of `rows` rows, each of `columns` columns, must read, and of states write."""
     stats = engine.stats()
-    states = sum(engine.mllm.column().states.slot_bytes.values())  # one is read, the other written
+    states = sum(engine.core.runner.pool.states.slot_bytes.values())  # one is read, the other written
     return weights_read(engine.mllm) + rows * (columns * stats["kv_bytes"] / stats["kv_max_tokens"] + states)
 
 

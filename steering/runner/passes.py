@@ -192,7 +192,7 @@ class Passes:
             step.kernel = self._fast.prompt_kernel()
         hidden: torch.Tensor = decoder(step).last_hidden_state.to(self._mllm.device)
         step.hooks.settle(None)
-        for (row, length), states in step.recurrent.taken.items():
+        for (row, length), states in step.recurrent.taken.items() if self._pool.states else ():
             chunk.sequences[row].prefill.states[chunk.starts[row] + length] = states
         return Computed(hidden, self._mllm.head_at(hidden, chunk.last) if chunk.complete else None)
 

@@ -25,11 +25,12 @@ import torch
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVBlocks, KVPool
 from steering.form import OneForm
+from steering.lru import ByteBoundedLRU
 from steering.model.embedded import Embedded
 from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, HookPlans, PrefillChunk
-from steering.recurrent.snapshots import Snapshots
+from steering.recurrent.states import Snapshot, snapshot_bytes
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class PrefixCache:
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._beside = 0
         # Half is for recurrent states, where the model has any; a snapshot's key is that of the block before it.
-        self._snapshots = Snapshots(capacity // 2 if pool.states else 0)
+        self._snapshots = ByteBoundedLRU[Snapshot](capacity // 2 if pool.states else 0, snapshot_bytes)
         if capacity and (least := sum(pool.states.slot_bytes.values()) // 2) > self._snapshots.capacity:
             log.warning(
                 "no prompts are cached: the states behind one token take %d bytes, half the cache is less", least
@@ -163,12 +164,13 @@ class PrefixCache:
         fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
         for other in others if fits else ():
             planned = self._plan(other)
-            if planned is None or planned.keys[at : at + 1] != plan.keys[at : at + 1] or plan.needed > planned.needed:
+            if planned is None or planned.keys[at : at + 1] != plan.keys[at : at + 1]:
+                continue
+            if not plan.needed <= planned.needed:
                 continue
             if not self._pool.states:
                 return True
-            pairs = zip(plan.keys[: plan.most], planned.keys, strict=False)
-            shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)) * SIZE // GRAIN * GRAIN
+            shared = _shared_length(plan.keys[: plan.most], planned.keys) * SIZE // GRAIN * GRAIN
             if shared > at * SIZE:
                 self._awaited[other] = shared  # so that it keeps its states there
                 return True
@@ -195,8 +197,8 @@ class PrefixCache:
         shared = _shared_length(lying, marks)
         self._store.load(sequence.slot, shared, [block.number for block in blocks[shared:]])
         self._lying[sequence.slot] = marks
-        if self._pool.states:
-            self._pool.states.put(sequence.slot, known_length, self._snapshots[plan.keys[len(blocks) - 1]])
+        if (snapshot := self._snapshots.get(plan.keys[len(blocks) - 1])) is not None:
+            self._pool.states.put(sequence.slot, known_length, snapshot)
         for part in self._hook_plans.of([sequence]).keeping:
             if part.name in plan.needed:
                 run.measured[part.name] = [_join(blocks, part.name)]
@@ -322,7 +324,7 @@ class PrefixCache:
         for key in reversed(list(keys)):
             if key in self._blocks:
                 self._blocks.move_to_end(key)
-            self._snapshots.touch(key)
+            self._snapshots.get(key)
 
     def _add(self, slot: int, keys: tuple[_Key, ...], first: int, measured: Mapping[str, torch.Tensor]) -> None:
         """Keep a prompt's blocks with their measurements, from `first` on, as far as there is room beside earlier ones."""
@@ -384,7 +386,7 @@ def _positions(blocks: list[_Block]) -> torch.Tensor:
     return torch.cat([positions.expand(-1, axes) for positions in parts])
 
 
-def _shared_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+def _shared_length(first: tuple[Hashable, ...], second: tuple[Hashable, ...]) -> int:
     """Return the length of the common beginning."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 

@@ -97,8 +97,8 @@ def test_states_and_blocks_stay_within_their_halves(make_engine: MakeEngine) -> 
             assert one.logprob == pytest.approx(other.logprob, abs=2e-4)
         hits += bool(got.cached_tokens)
         kept = prefixes._snapshots
-        assert sum(map(snapshot_bytes, kept._kept.values())) == kept.bytes <= most
-        assert kept._kept.keys() <= prefixes._blocks.keys()
+        assert sum(map(snapshot_bytes, kept._entries.values())) == kept.bytes <= most
+        assert kept._entries.keys() <= prefixes._blocks.keys()
         assert warm.stats()["prefix_cache_bytes"] <= room
     assert 0 < hits < 9
 
