@@ -98,6 +98,14 @@ def test_a_well_formed_request_id_is_taken_over(fake: FakeEngine, given: str, ke
     assert kept or back.startswith("req_")
 
 
+def await_lines(log: Path, number: int) -> None:
+    """Wait for a log's lines: each is written behind its answer's last byte, so two requests' may change places."""
+    deadline = time.monotonic() + 10
+    while log.read_text().count("\n") < number:
+        assert time.monotonic() < deadline, f"{number} lines are expected, there are {log.read_text()!r}"
+        time.sleep(0.01)
+
+
 def test_a_finished_request_is_an_object_without_content_or_key(
     fake: FakeEngine, serve_worker: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -108,11 +116,12 @@ def test_a_finished_request_is_an_object_without_content_or_key(
     head = {"Authorization": f"Bearer {secret}", "X-Request-ID": "mine"}
     chat = "/v1/chat/completions"
     answered = requests.post(f"{url}{chat}?api_key={secret}", json=body, headers=head, timeout=10)
+    await_lines(log, 1)
     streamed = requests.post(f"{url}{chat}", json=body | {"stream": True}, headers=head, timeout=10)
+    await_lines(log, 2)
     refused = requests.post(f"{url}{chat}", json=body, timeout=10)
+    await_lines(log, 3)
     assert (answered.status_code, streamed.status_code, refused.status_code) == (200, 200, 401)
-    while log.read_text().count("\n") < 3:  # a line is written behind the last byte
-        time.sleep(0.01)
     text = log.read_text()
     assert secret not in text
     assert "client knows" not in text
@@ -138,9 +147,9 @@ def test_a_line_of_text_has_both_ids(fake: FakeEngine, serve_worker: Callable[..
     url = f"http://127.0.0.1:{serve_worker(create_app(Settings(), engine=fake), accesslog=str(log))}"  # type: ignore[arg-type]
     chat = {"messages": [user("hi")], "max_tokens": 8}
     answered = requests.post(f"{url}/v1/chat/completions", json=chat, headers={"X-Request-ID": "mine"}, timeout=10)
+    await_lines(log, 1)
     requests.get(f"{url}/health", headers={"X-Request-ID": "other"}, timeout=10)
-    while log.read_text().count("\n") < 2:
-        time.sleep(0.01)
+    await_lines(log, 2)
     first, second = log.read_text().splitlines()
     assert first.split()[-2:] == ["mine", answered.json()["id"]]
     assert second.split()[-2:] == ["other", "-"]
