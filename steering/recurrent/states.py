@@ -17,6 +17,9 @@ from steering.devices import fill_slot, to_device, zeros
 NEVER = -1
 """The length of a state that no pass reads."""
 
+GRAIN = 64
+"""Snapshots are of multiples of this many tokens, at which linear attention computes its states anyway."""
+
 LayerStates = tuple[torch.Tensor, torch.Tensor]
 """A layer's states: the last inputs (..., channels, width - 1) of its convolution, and a matrix (..., heads, k, v)."""
 
@@ -139,6 +142,15 @@ class RecurrentStates:
         if self._lengths is not None:
             for lengths, held in zip(self._lengths, (length, NEVER), strict=True):
                 fill_slot(lengths, slot, held)
+
+    def leave(self, layer: int, states: LayerStates) -> None:
+        """Write states (1, ...) of a layer into the row that nothing reads."""
+        for pooled, state in zip(self._layers[layer], states, strict=True):
+            pooled[-1:] = state
+
+    def left(self) -> Snapshot:
+        """Return a copy of the states that a pass has left in that row."""
+        return {index: (inputs[-1].clone(), matrix[-1].clone()) for index, (inputs, matrix) in self._layers.items()}
 
     def move(self, source: int, target: int) -> None:
         """Copy the states of a slot to another."""

@@ -13,8 +13,8 @@ from steering import Request, RequestError, Sampling
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.errors import UnsupportedModel
 from steering.prompt.layout import build_prompt
+from steering.recurrent.states import GRAIN
 from steering.runner import selfcheck
-from steering.runner.prefix import GRAIN
 from tests import families
 from tests.steering.accel.recorded import Recorded
 from tests.steering.parallel.asking import LAYERS, chat, differences, picture, requests, said, small, told
