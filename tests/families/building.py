@@ -206,6 +206,11 @@ def _randomise(model: PreTrainedModel, spec: Family, tokenizer: PreTrainedTokeni
             std = 1.5 / fan_in**0.5
         elif "bias" in name:
             std = 0.1
+        elif name.endswith(
+            "A_log"
+        ):  # states that fade at once are single products, whose norm magnifies their rounding
+            weight.uniform_(-4, 0, generator=generator)
+            continue
         elif weight.numel() == 1 and name.endswith("gate"):
             weight.fill_(1.0)  # made closed, as for the start of a training
             continue
