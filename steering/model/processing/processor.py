@@ -1,8 +1,9 @@
 """Loading of a checkpoint's processor (chat template, tokenizer, image preprocessing), with or without torchvision.
 
-transformers has PIL image processors for most families, but two things still stop whole processors from loading where
-torchvision is not installed: processors that also take video require a video processor, and the one of Pixtral and Mistral 3
-imports a helper from a torchvision module. Helmsight serves images only and needs neither.
+transformers has PIL image processors for most families, but three things still stop whole processors from loading where
+torchvision is not installed: processors that also take video require a video processor, the one of Pixtral and Mistral 3
+imports a helper from a torchvision module, and the image processor of LFM2-VL is for torchvision alone. Helmsight serves
+images only, and Pillow resizes them as well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transformers.utils.import_utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
 from steering.errors import UnsupportedModel
+from steering.model.processing import pillow
 
 _LOADING = threading.Lock()
 EXTRAS = {"num2words": "smolvlm"}
@@ -100,6 +102,7 @@ class NoVideo(VideoProcessorMixin):
 def _image_only() -> Iterator[None]:
     """Let processors load without torchvision within the block."""
     _import_pixtral_processor()
+    pillow.register()
     # Processors look up their video processor's class here; without torchvision it is missing.
     library: Any = processing_utils.transformers_module
     library.VideoProcessorMixin = VideoProcessorMixin
