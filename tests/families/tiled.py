@@ -159,7 +159,7 @@ LFM2_VL = Family(
         "text_config": text(
             "lfm2",
             num_hidden_layers=4,
-            layer_types=["conv", "full_attention"] * 2,
+            full_attn_idxs=[1, 3],
             block_auto_adjust_ff_dim=False,
             conv_bias=True,
         ),
