@@ -42,6 +42,7 @@ TESTED = frozenset(
             "paligemma",
             "mistral3",
             "aya_vision",
+            "lfm2_vl",
         ),
     }
 )

@@ -202,6 +202,10 @@ def refuse_split(config: Any, size: int) -> None:
             raise UnsupportedModel(
                 f"{config.model_type} cannot be served by {size} processes together: its {count} {parts} cannot be divided."
             )
+    if not any(name.startswith("layers.") for name in getattr(text, "base_model_tp_plan", None) or ()):
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served by {size} processes together: transformers does not divide its layers."
+        )
 
 
 def refuse_offloaded(model: Any) -> None:
