@@ -54,7 +54,7 @@ class Plain:
         self.processor: Any = load_processor(folder)
         self.tokenizer = self.processor.tokenizer
         self.layers = self.model.get_decoder().layers
-        self.attending = [number for number, layer in enumerate(self.layers) if not hasattr(layer, "linear_attn")]
+        self.attending = [number for number, layer in enumerate(self.layers) if hasattr(layer, "self_attn")]
 
     def inputs(self, messages: Messages) -> dict[str, torch.Tensor]:
         """Return the model's inputs for a conversation, from the processor alone."""

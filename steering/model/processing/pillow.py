@@ -9,7 +9,6 @@ import importlib
 import sys
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -44,9 +43,16 @@ def register() -> None:
 
 def _imported(name: str) -> ModuleType:
     """Import a module of transformers whose classes then have the base class above."""
+    if name in sys.modules:
+        return sys.modules[name]
     absent = {part: ModuleType(part) for part in ("torchvision", "torchvision.transforms", FUNCTIONS)}
     absent[FUNCTIONS].functional = None  # type: ignore[attr-defined]
-    with patch.dict(sys.modules, absent), patch.object(image_processing_backends, "TorchvisionBackend", Pillow):
-        module = importlib.import_module(name)
-    sys.modules[name] = module
-    return module
+    backends: Any = image_processing_backends
+    sys.modules |= absent
+    backends.TorchvisionBackend = Pillow
+    try:
+        return importlib.import_module(name)
+    finally:
+        backends.TorchvisionBackend = TorchvisionBackend
+        for part in absent:
+            del sys.modules[part]

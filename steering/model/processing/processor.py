@@ -102,12 +102,12 @@ class NoVideo(VideoProcessorMixin):
 def _image_only() -> Iterator[None]:
     """Let processors load without torchvision within the block."""
     _import_pixtral_processor()
-    pillow.register()
     # Processors look up their video processor's class here; without torchvision it is missing.
     library: Any = processing_utils.transformers_module
     library.VideoProcessorMixin = VideoProcessorMixin
     auto: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
     with _LOADING:
+        pillow.register()
         real = auto.AutoVideoProcessor
         # A stand-in, because dropping "video_processor" from the kinds of sub-processors, though shorter, shifts the
         # arguments of processors that require one or take it before the tokenizer. Only loading looks here.
