@@ -144,6 +144,16 @@ def scale_of(layer: Any) -> Any:
     return getattr(layer, "layer_scalar", 1.0)
 
 
+def ffn_of(layer: Any) -> Any:
+    return getattr(layer, "mlp", None) or layer.feed_forward
+
+
+def gates_of(layer: Any) -> Any:
+    """Return the module of a layer's FFN that makes its gates, and perhaps more behind them; None without one."""
+    ffn = ffn_of(layer)
+    return next((getattr(ffn, name) for name in ("gate_proj", "gate_up_proj", "w1") if hasattr(ffn, name)), None)
+
+
 class Force(LogitsProcessor):
     """Leaves only the next of the given tokens possible."""
 

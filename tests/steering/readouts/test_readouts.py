@@ -20,7 +20,7 @@ from steering.recorders.interference import EarlierTokens, without_interference
 from steering.recorders.residual import NAMES
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
-from tests.steering.plain import Messages, Plain, scale_of, uncached
+from tests.steering.plain import Messages, Plain, ffn_of, gates_of, scale_of, uncached
 from tests.steering.readouts.matrices import chats, layout_span, vector
 
 STEPS = 4
@@ -86,10 +86,7 @@ class Whole:
 
         for number, layer in enumerate(self.plain.layers):
             norm = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
-            ffn = ffn_of(layer)
-            gate = next(
-                (getattr(ffn, name) for name in ("gate_proj", "gate_up_proj", "w1") if hasattr(ffn, name)), None
-            )
+            ffn, gate = ffn_of(layer), gates_of(layer)
             handles += [
                 layer.register_forward_pre_hook(before(number), with_kwargs=True),
                 (norm or ffn).register_forward_hook(keep(number, "ffn")),
@@ -158,10 +155,6 @@ class Whole:
             for name, found in values.items():
                 out[name].append(sum(found) / len(found) if found else None)
         return out
-
-
-def ffn_of(layer: Any) -> Any:
-    return getattr(layer, "mlp", None) or layer.feed_forward
 
 
 def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -> None:
