@@ -163,7 +163,7 @@ LFM2_VL = Family(
             block_auto_adjust_ff_dim=False,
             conv_bias=True,
         ),
-        "vision_config": VISION | {"model_type": "siglip2_vision_model", "num_patches": 16, "vision_use_head": False},
+        "vision_config": VISION | {"model_type": "siglip2_vision_model", "num_patches": 16},
         "image_token_id": "<image>",
         "projector_hidden_size": HIDDEN,
         "tie_word_embeddings": False,
