@@ -157,8 +157,9 @@ def _same(module: Any, forward: Callable[..., torch.Tensor], is_mlp: bool) -> bo
     """
     weight = next(module.parameters())
     if is_mlp:
-        (gate, *_) = _ffn_of(module) or ()
-        return all(alike(forward(states), module(states)) for states in _trials(gate.in_features, weight))
+        ffn = _ffn_of(module)
+        assert ffn is not None
+        return all(alike(forward(states), module(states)) for states in _trials(ffn[0].in_features, weight))
     name, attention = _attention_of(module)
     attributes = vars(attention)
     own_forward = attributes.get("forward")

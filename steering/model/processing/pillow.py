@@ -21,7 +21,7 @@ PROCESSORS = {"lfm2_vl": "Lfm2VlImageProcessor"}
 FUNCTIONS = "torchvision.transforms.v2"
 
 
-class Pillow(TorchvisionBackend):  # type: ignore[misc]
+class Pillow(TorchvisionBackend):
     """Computes by Pillow and torch what its base class does by torchvision."""
 
     def resize(self, image: torch.Tensor, *args: Any, antialias: bool = True, **kwargs: Any) -> torch.Tensor:
