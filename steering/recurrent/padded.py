@@ -46,8 +46,12 @@ class PaddedPass(RecurrentPass):
             self._parts[device] = [(every, every < divided), (rest, rest < real)]
         return self._parts[device]
 
-    def take(self, layer: int, part: int, inputs: torch.Tensor, width: int, matrix: torch.Tensor) -> None:
+    @property
+    def cuts(self) -> int:
+        return 1
+
+    def take(self, layer: int, part: int, inputs: torch.Tensor, width: int, *others: torch.Tensor) -> None:
         if part == 0:
             at = self._divided_on(inputs.device)[:, None] + torch.arange(width, device=inputs.device)
             before = inputs.gather(2, at[:, None].expand(-1, inputs.shape[1], -1))
-            self.states.leave(layer, (before, matrix))
+            self.states.leave(layer, (before, *others))

@@ -97,6 +97,8 @@ def test_a_model_that_cannot_be_divided_is_refused(root: Path) -> None:
             loading.refuse_split(config, size)
     with pytest.raises(UnsupportedModel, match="its experts"):
         loading.refuse_split(AutoConfig.from_pretrained(checkpoint("qwen3_vl_moe", root)), 2)
+    with pytest.raises(UnsupportedModel, match="transformers does not divide its layers"):
+        loading.refuse_split(AutoConfig.from_pretrained(checkpoint("lfm2_vl", root)), 2)
     text = SimpleNamespace(num_attention_heads=4, intermediate_size=97)
     with pytest.raises(UnsupportedModel, match="its 97 FFN neurons"):
         loading.refuse_split(SimpleNamespace(model_type="odd", get_text_config=lambda: text), 2)

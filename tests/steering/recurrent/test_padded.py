@@ -14,15 +14,15 @@ from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.prompt_graphs import PromptGraphs
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
-from steering.recurrent.delta import GatedDelta
 from steering.recurrent.padded import PaddedPass, divided_at
+from steering.recurrent.slots import InSlots
 from steering.recurrent.states import GRAIN, RecurrentStates
 from tests.steering.accel.recorded import Recorded
 from tests.steering.conftest import MakeEngine
 from tests.steering.cpu.conftest import check_alike
 from tests.steering.parallel.asking import chat
 from tests.steering.recurrent.modules import SHAPES, a_module
-from tests.steering.recurrent.test_cached import FAMILY, FIRST, ROOM, SAMPLING, SECOND, asking, of_length
+from tests.steering.recurrent.test_cached import FIRST, ROOM, SAMPLING, SECOND, asking, of_length
 from tests.steering.recurrent.test_delta import WITHIN, drawn, in_slots, plainly
 from tests.steering.triton.reference import pooled
 
@@ -50,22 +50,24 @@ def test_a_padded_pass_leaves_what_token_by_token_leaves(start: int, length: int
         torch.testing.assert_close(output[0, :length], whole[start:], **WITHIN)
         taken = pool.states.taken(SLOT, start + length)[0]
         torch.testing.assert_close(taken[1], matrix, **WITHIN)
-        torch.testing.assert_close(taken[0], inputs[:, 1:], **WITHIN)
+        torch.testing.assert_close(taken[0], inputs, **WITHIN)
         divided = divided_at(start, length)
         assert (start + divided) % GRAIN == 0 or divided == 0
         if divided:
             _, inputs_there, matrix_there = plainly(module, prompt[: start + divided])
             left = pool.states.left()[0]
             torch.testing.assert_close(left[1], matrix_there, **WITHIN)
-            torch.testing.assert_close(left[0], inputs_there[:, 1:], **WITHIN)
+            torch.testing.assert_close(left[0], inputs_there, **WITHIN)
 
 
-@pytest.fixture
-def beside(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, PromptGraphs]:
+@pytest.fixture(params=["qwen3_5", "lfm2_vl"])
+def beside(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> tuple[Any, Any, PromptGraphs]:
     """Return an eager engine, one with graphs, and these."""
     monkeypatch.setattr(prompt_step, "pooled", pooled)
     monkeypatch.setattr(prompt_graphs, "PATIENCE", 0)
-    plain, ours = (make_engine(FAMILY, slots=6, prefix_cache_bytes=ROOM) for _ in range(2))
+    plain, ours = (make_engine(request.param, slots=6, prefix_cache_bytes=ROOM) for _ in range(2))
     graphs = DecodeGraphs(ours.mllm, captures=Recorded)
     ours.core.runner.passes.use(graphs)
     return plain, ours, graphs.prompts
@@ -116,9 +118,9 @@ def test_a_graph_that_leaves_wrong_states_is_not_used(
             RecurrentStates, "leave", lambda states, layer, new: leave(states, layer, [-tensor for tensor in new])
         )
     else:
-        last = GatedDelta._last
+        last = InSlots._last
         monkeypatch.setattr(
-            GatedDelta,
+            InSlots,
             "_last",
             lambda module, states, inputs: last(module, states, inputs) * (1 if states.real else -1),
         )

@@ -62,7 +62,6 @@ def test_a_model_that_takes_no_images_is_refused(tmp_path: Path) -> None:
     ("model_type", "text", "reason"),
     [
         ("llama4", {}, "layers of type chunked_attention"),
-        ("lfm2_vl", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "layers of type conv"),
         ("gemma3n", {}, "several residual streams"),
         (
             "step3p7",
