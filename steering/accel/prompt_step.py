@@ -75,8 +75,8 @@ class PackedPrompts(PromptStep):
 
     @cached_property
     def recurrent(self) -> PaddedPass:
-        first = [tensor[:1] for tensor in (self._slot_by_row, self._filled)]
-        return PaddedPass(self.pool.states, *first, real=(), tokens=self.tokens, length=self._bounds[1:2])
+        slot, start, length = self._slot_by_row[:1], self._filled[:1], self._bounds[1:2]
+        return PaddedPass(self.pool.states, slot, start, real=(), tokens=self.tokens, length=length)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
