@@ -59,9 +59,11 @@ def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
     else:  # (tiles, channels, height, width)
         tiles = list(pixels.flatten(0, -4).flatten(2))
         grids = [(round((tokens / len(tiles)) ** 0.5),) * 2] * len(tiles)
+    counts = [rows * columns for rows, columns in grids]
+    if sizes is not None and (len(tiles) == 1 or sum(counts) != tokens):  # a small picture beside a tiled one
+        return Tiling(grids[0], torch.arange(tokens), torch.arange(0), (0, 0)) if counts == [tokens] else None
     if len(tiles) < 2:
         return None
-    counts = [rows * columns for rows, columns in grids]
     if sum(counts) != tokens:
         config = mllm.model.config
         rate = Fraction(

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, image_processing_backends
+from transformers import CONFIG_MAPPING, image_processing_backends
 from transformers.image_processing_backends import PilBackend, TorchvisionBackend
-from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING, IMAGE_PROCESSOR_MAPPING_NAMES
 
 PROCESSORS = {"lfm2_vl": "Lfm2VlImageProcessor"}
 """Their classes by the type of model, in modules that import torchvision's functions for the names of types."""
@@ -34,17 +34,16 @@ class Pillow(TorchvisionBackend):
 
 
 def register() -> None:
-    """Make these image processors known to transformers, which has none for them where torchvision is not installed."""
+    """Make those known to transformers that it lacks where torchvision is not installed; further calls do nothing."""
     for model_type, name in PROCESSORS.items():
-        module = _imported(f"transformers.models.{model_type}.image_processing_{model_type}")
-        config = type(AutoConfig.for_model(model_type))
-        IMAGE_PROCESSOR_MAPPING.register(config, {"pil": getattr(module, name)}, exist_ok=True)
+        module = f"transformers.models.{model_type}.image_processing_{model_type}"
+        if module not in sys.modules and "pil" not in IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type, ("pil",)):
+            made = getattr(_imported(module), name)
+            IMAGE_PROCESSOR_MAPPING.register(CONFIG_MAPPING[model_type], {"pil": made}, exist_ok=True)
 
 
 def _imported(name: str) -> ModuleType:
     """Import a module of transformers whose classes then have the base class above."""
-    if name in sys.modules:
-        return sys.modules[name]
     absent = {part: ModuleType(part) for part in ("torchvision", "torchvision.transforms", FUNCTIONS)}
     absent[FUNCTIONS].functional = None  # type: ignore[attr-defined]
     backends: Any = image_processing_backends

@@ -82,6 +82,15 @@ def test_a_change_shows_at_its_place(
             assert int(small.argmax()) in under
 
 
+def test_a_small_picture_beside_a_tiled_one_keeps_its_grid(load_mllm: LoadMLLM) -> None:
+    mllm, chat = load_mllm("lfm2_vl"), families.example_messages("lfm2_vl", 2)
+    images = build_prompt(mllm, chat).layout.images
+    tiled, small = (tiling_of(mllm, *one) for one in zip(families.images_of(chat), images, strict=True))
+    assert tiled is not None
+    assert small is not None
+    assert (tiled.grid, small.grid, small.order.tolist()) == ((4, 4), (4, 2), [*range(8)])  # of 28 x 60 pixels
+
+
 def test_one_grid_needs_no_tiling(load_mllm: LoadMLLM) -> None:
     mllm, chat = load_mllm("qwen2_vl"), families.example_messages("qwen2_vl", 1)
     image = build_prompt(mllm, chat).layout.images[0]
