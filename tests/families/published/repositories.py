@@ -227,7 +227,7 @@ PUBLISHED: Mapping[str, Published] = {
             "block_auto_adjust_ff_dim": True, "block_multiple_of": 32, "block_ff_dim": 192, "intermediate_size": None,
             "tie_word_embeddings": True,
         },
-        top={"tie_word_embeddings": True},
+        top={"tie_word_embeddings": True, "projector_use_layernorm": False},
         told="short convolutions in ten of 16 layers, FFNs of adjusted width, tied embeddings, tiles and the whole picture",
     ),
     "Qwen/Qwen3.5-9B": Published(
