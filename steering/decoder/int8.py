@@ -39,6 +39,15 @@ class Int8Linear(nn.Linear):
         return out.to(states.dtype).view(*states.shape[:-1], self.out_features)
 
 
+def is_exact(device: torch.device) -> bool:
+    """Return True where products of integers on a device are exact.
+
+    A CPU without VNNI adds two of them at a time in 16 bits, in which large ones overflow.
+    """
+    rows = torch.full((2, 64), MOST, dtype=torch.int8, device=device)
+    return all(bool((_products(some, rows) == 64 * MOST**2).all()) for some in (rows[:1], rows))
+
+
 def prepare(layers: nn.Module) -> None:
     """Convert every linear layer among these, in place, to one that can be narrowed."""
     for module in layers.modules():

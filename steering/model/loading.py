@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from steering.decoder import attention
+from steering.decoder import attention, int8
 from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
 from steering.model import calibration
@@ -90,6 +90,8 @@ def load(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
+    if quantization is not None and device.type == "cpu" and not int8.is_exact(device):
+        raise UnsupportedModel("int8 needs a CPU with VNNI: on this one, sums of integers overflow.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UnsupportedModel(f"There is no device {device}: torch sees {torch.cuda.device_count()} of its kind.")
     if dtype == "auto" and device.type == "cpu":

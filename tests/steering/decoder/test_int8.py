@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from steering.decoder.int8 import Int8Linear, narrow, prepare
 from steering.model.processing.processor import load_processor
 from steering.runner import selfcheck
 from tests import families
+from tests.steering.decoder.integers import NEEDS_VNNI
 
 CHECKPOINT = Path(__file__).parents[3] / "demo" / "checkpoint"
 
@@ -38,6 +43,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
     return torch.round(values / scale) * scale
 
 
+@NEEDS_VNNI
 def test_a_product_by_hand() -> None:
     layer = linear(torch.tensor([[127.0, 63.6], [-2.54, 1.28]]), torch.tensor([0.0, 10.0]))
     assert layer.weight.tolist() == [[127, 64], [-127, 64]]
@@ -46,6 +52,7 @@ def test_a_product_by_hand() -> None:
     assert out == pytest.approx([0.02 * (127 * 127 + 50 * 64), 10 + 0.02 * 0.02 * (-127 * 127 + 50 * 64)], rel=1e-6)
 
 
+@NEEDS_VNNI
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_row_depends_on_nothing_but_itself(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -65,6 +72,20 @@ def test_a_row_depends_on_nothing_but_itself(dtype: torch.dtype) -> None:
     assert not again[9].any()
 
 
+def test_a_cpu_on_which_sums_overflow_is_found(root: Path) -> None:
+    load = f"""
+import steering
+try:
+    steering.load({str(families.checkpoint("qwen2_vl", root))!r}, device="cpu", quantization="int8")
+except steering.UnsupportedModel as error:
+    print(error)
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", load], env=environment, capture_output=True, text=True, check=True)
+    overflows = "int8 needs a CPU with VNNI: on this one, sums of integers overflow.\n"
+    assert done.stdout == (overflows if platform.machine() == "x86_64" else "")
+
+
 def in_words(model: Any, chat: Any, tokens: list[int]) -> torch.Tensor:
     """Log-probabilities (tokens, vocabulary) of a plain model along an answer."""
     inputs = load_processor(CHECKPOINT).apply_chat_template(
@@ -79,6 +100,7 @@ def in_words(model: Any, chat: Any, tokens: list[int]) -> torch.Tensor:
     return logits[0, start - 1 : -1].log_softmax(-1)
 
 
+@NEEDS_VNNI
 def test_an_answer_is_that_of_a_plain_model_whose_numbers_are_rounded(caplog: pytest.LogCaptureFixture) -> None:
     picture = families.example_image(0).resize((84, 84))
     chat = [
@@ -106,6 +128,7 @@ def test_an_answer_is_that_of_a_plain_model_whose_numbers_are_rounded(caplog: py
     assert (ours - plain_logprobs).norm() < 0.4 * (plain_logprobs - exact).norm()
 
 
+@NEEDS_VNNI
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2_5_vl", "float32"), ("gemma3", "bfloat16")])
 def test_interventions_and_readouts_are_exact_in_int8(family: str, dtype: str, root: Path) -> None:
     folder, read = families.checkpoint(family, root), ["residual", "modality"]
@@ -126,6 +149,7 @@ def test_interventions_and_readouts_are_exact_in_int8(family: str, dtype: str, r
     assert coarse["residual"]["gate_ratio"] == pytest.approx(exact["residual"]["gate_ratio"], abs=0.05)
 
 
+@NEEDS_VNNI
 def test_an_engine_that_rounds_otherwise_than_the_plain_model_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from probes.harness.loading.flags import given_of, words_of
 from probes.harness.options import Defaults, ModelOptions
 from server.settings import Settings
 from tests.server.fakes import checkpoint
+from tests.steering.decoder.integers import NEEDS_VNNI
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,7 @@ from tests.server.fakes import checkpoint
     [
         ({}, torch.float32, None),
         ({"dtype": "bfloat16"}, torch.bfloat16, None),
-        ({"quantization": "int8"}, torch.float32, "int8"),
+        pytest.param({"quantization": "int8"}, torch.float32, "int8", marks=NEEDS_VNNI),
     ],
 )
 def test_the_engine_is_of_that_dtype_and_quantization(
