@@ -53,13 +53,13 @@ def answer(engine: Engine, chat: Any, contrast: Contrast) -> Choice:
     return engine.generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
 
 
-def check(choice: Choice, expected: tuple[torch.Tensor, int], tolerance: float = 5e-4) -> None:
+def check(choice: Choice, expected: tuple[torch.Tensor, int]) -> None:
     """Compare an answer with the log-probabilities along it, and with the number of tokens that the contrast changed.
 
     A contrast multiplies what processors round apart.
     """
     logprobs, changed = expected
-    assert_chosen_by(choice, logprobs, tolerance)
+    assert_chosen_by(choice, logprobs, atol=5e-4)
     assert (choice.applied or {})["contrast"]["changed"] == changed
     possible = [min(5, int(row.isfinite().sum())) for row in logprobs]
     assert [len(step.top) for step in choice.logprobs or ()] == possible  # what is impossible is no alternative
