@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
+PATIENCE = 120.0
+"""Seconds that a busy machine may take for what takes a moment on an idle one; only a test that fails waits for so long."""
 
-def wait_for(happened: Callable[[], object], seconds: float = 20, process: BaseProcess | None = None) -> None:
+
+def wait_for(happened: Callable[[], object], seconds: float = PATIENCE, process: BaseProcess | None = None) -> None:
     """Until that has happened, which the process, if one is given, must live to see."""
     deadline = time.monotonic() + seconds
     while not happened():

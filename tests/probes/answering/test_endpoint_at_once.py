@@ -13,6 +13,7 @@ import pytest
 from probes.answering.base import Question, Reply
 from probes.answering.endpoint import Endpoint
 from tests.probes.answering.scripted_server import Answer, Server, asked, echo, failed, numbered, threads
+from tests.waiting import PATIENCE
 
 
 def test_replies_keep_the_order_though_later_ones_come_first(server: Server) -> None:
@@ -20,7 +21,7 @@ def test_replies_keep_the_order_though_later_ones_come_first(server: Server) -> 
 
     def answer(body: dict[str, Any]) -> Answer:
         number = body["messages"][0]["content"]
-        assert number != "0" or last_is_there.wait(20)
+        assert number != "0" or last_is_there.wait(PATIENCE)
         if number == "3":
             last_is_there.set()
         return echo(body)
@@ -34,7 +35,7 @@ def test_as_many_as_stated_are_under_way(server: Server) -> None:
     together = threading.Barrier(3)
 
     def answer(body: dict[str, Any]) -> Answer:
-        together.wait(20)  # broken, and the answer an error, unless three come together
+        together.wait(PATIENCE)  # broken, and the answer an error, unless three come together
         time.sleep(0.03)  # for a fourth, if there is one
         return echo(body)
 
@@ -49,18 +50,19 @@ def test_questions_are_taken_as_they_are_needed(server: Server) -> None:
     def endless() -> Iterator[Question]:
         for question in numbered():
             taken.append(question)
+            if len(taken) == 4:
+                threading.Timer(0.2, hold.set).start()
             yield question
 
     hold = threading.Event()
 
     def answer(body: dict[str, Any]) -> Answer:
-        assert hold.wait(20)
+        assert hold.wait(PATIENCE)
         return echo(body)
 
     server.answer = answer
     replies = Endpoint(server.url, concurrency=2).answers(endless())
     assert taken == []
-    threading.Timer(0.2, hold.set).start()
     assert next(replies) == Reply("0")
     assert len(taken) == 4  # none was answered before
     for number in range(1, 20):
@@ -90,7 +92,7 @@ def test_after_a_failure_only_those_under_way_are_finished(server: Server) -> No
         if number == "1":
             time.sleep(0.1)  # so that 2 to 4 are there
             return failed(400, "bad")
-        assert number == "0" or over.wait(20)
+        assert number == "0" or over.wait(PATIENCE)
         return echo(body)
 
     server.answer = answer

@@ -15,6 +15,7 @@ from probes.answering.base import Reply
 from probes.answering.endpoint import Endpoint
 from probes.harness.ledger import Remembering
 from tests.probes.answering.scripted_server import HELMSIGHT, Answer, Server, asked, cut_off, echo, failed, said
+from tests.waiting import PATIENCE
 
 
 def play(server: Server, *answers: Answer) -> None:
@@ -83,7 +84,7 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
 
 def test_a_server_that_takes_too_long_is_an_error(server: Server) -> None:
     over = threading.Event()
-    server.answer = lambda body: said("late" if over.wait(20) else "never")
+    server.answer = lambda body: said("late" if over.wait(PATIENCE) else "never")
     with pytest.raises(ValueError, match="timed out"):
         list(Endpoint(server.url, timeout=0.5).answers([asked("?")]))  # a busy machine's server begins within that
     over.set()

@@ -23,7 +23,7 @@ from server.settings import Settings
 from steering import Request, Sampling
 from tests.server.engine.vllm_stub import write_environment
 from tests.steering.parallel.asking import small
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -101,7 +101,7 @@ def test_what_a_killed_process_leaves_behind_is_killed(launch: Callable[..., Lau
 def test_it_is_given_up_where_it_ends_before_it_is_ready(launch: Callable[..., LaunchedServer]) -> None:
     failed = threading.Event()
     server = launch("raise SystemExit(3)", failed=failed.set)
-    assert failed.wait(20)
+    assert failed.wait(PATIENCE)
     assert server.given_up
 
 
@@ -114,7 +114,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path, deaf: str) -> 
         "time.sleep(600)"
     )
     pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", program])
-    wait_for(lambda: pids_in(tmp_path), 40)
+    wait_for(lambda: pids_in(tmp_path))
     (started,) = pids_in(tmp_path)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -146,7 +146,7 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
         tokens = engine._client.submit(asked).result().choices[0].token_ids
         os.kill(note["pid"], signal.SIGKILL)
         wait_for(lambda: not engine.healthy)
-        wait_for(lambda: engine.healthy, 60)
+        wait_for(lambda: engine.healthy)
         assert engine._client.submit(asked).result().choices[0].token_ids == tokens
         pids = [note["pid"] for note in notes_in(environment)]
         assert len(pids) == 2

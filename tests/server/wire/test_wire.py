@@ -376,11 +376,11 @@ def test_every_optional_field_of_openais_may_be_null() -> None:
     ],
 )
 def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: bytes) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(BadRequest) as caught:
         parse_body(b'{"messages": [], "x": ' + extra + b"}", CHAT)
     assert caught.value.code == "too_many_values"
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_commas_in_texts_are_no_values() -> None:

@@ -21,6 +21,7 @@ from steering import CallPiece, Choice, Chunk, Result, ToolCall
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import Sdk, Serve, database_of, journal_of
+from tests.waiting import PATIENCE
 
 
 def test_the_sdks_methods(serve: Serve, sdk: Sdk) -> None:
@@ -245,11 +246,11 @@ def test_an_answer_is_found_at_once_while_the_journal_is_being_written(fake: Fak
     def hold() -> None:
         with database.writer.begin():
             held.set()
-            free.wait(10)
+            free.wait(PATIENCE)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    held.wait(10)
+    held.wait(PATIENCE)
     made = client.post("/v1/chat/completions", json={"messages": [user("hi")], "store": True}).json["id"]
     threading.Timer(0.1, free.set).start()
     holder.join()
