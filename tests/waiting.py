@@ -1,9 +1,11 @@
-"""Waiting for what another thread or process does."""
+"""Waiting for what another thread or process does, and bounds on what is computed."""
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
 PATIENCE = 120.0
@@ -17,3 +19,19 @@ def wait_for(happened: Callable[[], object], seconds: float = PATIENCE, process:
         assert process is None or process.is_alive(), "it ended before"
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+@contextmanager
+def computing_within(seconds: float) -> Iterator[None]:
+    """Fail if the body takes more of the processor's time.
+
+    Garbage is not collected meanwhile, as that takes the longer the more other tests have left.
+    """
+    gc.disable()
+    try:
+        began = time.process_time()
+        yield
+        took = time.process_time() - began
+    finally:
+        gc.enable()
+    assert took < seconds

@@ -6,10 +6,12 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from probes.answering import endpoint
 from probes.answering.base import Question, Reply
 from probes.answering.endpoint import Endpoint
 from tests.probes.answering.scripted_server import Answer, Server, asked, echo, failed, numbered, threads
@@ -72,10 +74,19 @@ def test_questions_are_taken_as_they_are_needed(server: Server) -> None:
     assert threads() == []
 
 
-def test_a_reply_does_not_wait_for_the_questions_behind_it(server: Server) -> None:
+def test_a_reply_does_not_wait_for_the_questions_behind_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Future[Reply]] = []
+
+    class Noted(ThreadPoolExecutor):
+        def submit(self, *given: Any) -> Any:
+            begun.append(super().submit(*given))
+            return begun[-1]
+
+    monkeypatch.setattr(endpoint, "ThreadPoolExecutor", Noted)
+
     def slow() -> Iterator[Question]:
         yield asked("0")
-        time.sleep(0.3)  # 0 is answered meanwhile
+        begun[0].result(PATIENCE)
         yield asked("1")
         raise AssertionError("0 was to be handed over before")
 

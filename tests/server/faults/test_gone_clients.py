@@ -33,8 +33,6 @@ pytestmark = pytest.mark.slow
 
 SLOTS, TIMES = 2, 4
 SERVE = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--slots", str(SLOTS)]
-NOTICED = 0.6
-"""Seconds in which the worker finds a client gone, on a quiet machine."""
 
 
 @pytest.fixture
@@ -149,7 +147,7 @@ def test_clients_that_are_gone_at_any_stage_leave_nothing_behind(server: Server,
         time.sleep(0.02 * (number // 2 + 1))
         os.kill(engine, signal.SIGSTOP)
         leave(connection)
-        time.sleep(NOTICED)
+        wait_for(lambda: total(server, "helmsight_disconnects_total", reason="gone") == sum(clients.asked.values()))
         os.kill(engine, signal.SIGCONT)
         clients.all_gone()
 

@@ -253,9 +253,11 @@ def test_what_is_looked_at_together_is_asked_for_once_and_not_for_long(
     engine, client, asked = there.engine, there.client, list[str]()
     ask_ = client._ask
     monkeypatch.setattr(client, "_ask", lambda name, *rest, **more: asked.append(name) or ask_(name, *rest, **more))
+    monkeypatch.setattr(child_client, "GLANCE", PATIENCE)
     assert engine.stats()["slots"] == 4
     assert "batch_size" in engine.bins
     assert asked == ["stats"]
+    monkeypatch.setattr(child_client, "GLANCE", 0.5)
     monkeypatch.setattr(client._link, "send", lambda message: None)  # as to a process that hangs
     began = time.monotonic()
     assert engine.stats()["slots"] == 4

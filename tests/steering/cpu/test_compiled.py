@@ -303,6 +303,8 @@ def test_a_step_that_cannot_be_compiled_does_not_prevent_others(
     child = f"""
 import hashlib, os, shutil, signal, sys
 from steering.cpu import child
+from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE
 
 def make(making, wanted):
     if wanted["variant"] == ["decode", "plain"]:
@@ -392,9 +394,7 @@ def test_stopping_an_engine_ends_its_compilation(mllm: MLLM, tmp_path: Path) -> 
     while (process := stopping.compilation._ahead.compiling._process) is None:
         time.sleep(0.01)
     time.sleep(3)  # it imports
-    begun = time.monotonic()
     stopping.stop()
     assert process.poll() is not None
-    assert not stopping.compilation.wait(10)
-    assert time.monotonic() - begun < 10
+    assert not stopping.compilation.wait(PATIENCE)
     assert not list(tmp_path.iterdir())
