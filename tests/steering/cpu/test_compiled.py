@@ -28,6 +28,7 @@ from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from tests.steering.cpu.conftest import VARIANTS, check_same_answers, engine, requests
 from tests.steering.interventions.pushes import unit_vector
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
@@ -303,8 +304,6 @@ def test_a_step_that_cannot_be_compiled_does_not_prevent_others(
     child = f"""
 import hashlib, os, shutil, signal, sys
 from steering.cpu import child
-from tests.waiting import PATIENCE
-from tests.waiting import PATIENCE
 
 def make(making, wanted):
     if wanted["variant"] == ["decode", "plain"]:
