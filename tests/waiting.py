@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 PATIENCE = 120.0
 """Seconds that a busy machine may take for what takes a moment on an idle one; only a test that fails waits for so long."""
@@ -19,6 +20,14 @@ def wait_for(happened: Callable[[], object], seconds: float = PATIENCE, process:
         assert process is None or process.is_alive(), "it ended before"
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process runs; a zombie, whose status nobody has collected yet, does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
+        return False
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 
 from probes.reproduce.parallel import beside
 from tests.forked import forked
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, is_alive, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all runs in one process")
 
@@ -48,14 +48,6 @@ def begun(tmp_path: Path) -> Iterator[BaseProcess]:
             os.killpg(group, signal.SIGKILL)
 
 
-def _lives(process: int) -> bool:
-    """Return whether a process runs; a zombie, whose status nobody has collected yet, does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_ctrl_c_ends_all_runs_silently_and_starts_no_other(begun: BaseProcess, tmp_path: Path) -> None:
     os.killpg(begun.pid, signal.SIGINT)  # as a terminal does: everyone in the group gets it
     begun.join(PATIENCE)
@@ -66,6 +58,6 @@ def test_ctrl_c_ends_all_runs_silently_and_starts_no_other(begun: BaseProcess, t
 
 def test_no_child_outlives_a_killed_parent(begun: BaseProcess, tmp_path: Path) -> None:
     processes = {int((tmp_path / name).read_text()) for name in ("quick", "long", "next")}
-    assert all(map(_lives, processes))
+    assert all(map(is_alive, processes))
     begun.kill()
-    wait_for(lambda: not any(map(_lives, processes)))
+    wait_for(lambda: not any(map(is_alive, processes)))

@@ -272,8 +272,7 @@ def test_rows_that_were_shown_survive_kill_9(place: str, tmp_path: Path) -> None
     database.close()
 
 
-def test_a_row_is_on_disk_before_its_answer_ends(begin: Begin, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "PATIENCE", 60.0)  # however busy the machine is
+def test_a_row_is_on_disk_before_its_answer_ends(begin: Begin, place: str) -> None:
     journal = begin(place)
     journal.database()
     for number in range(20):
@@ -295,7 +294,6 @@ def test_an_answer_that_was_read_to_its_end_survives_a_kill(tmp_path: Path, stre
 def test_a_slow_journal_delays_one_answer_for_a_moment_and_the_next_not_at_all(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "PATIENCE", 60.0)  # however slow a disk is
     place = tmp_path / "journal.db"
     journal = begin(place)
     database = journal.database()
@@ -310,15 +308,13 @@ def test_a_slow_journal_delays_one_answer_for_a_moment_and_the_next_not_at_all(
         for number in range(2, 50):
             assert not journal.settle(journal.record(row(number)))
             assert time.monotonic() - started < 60.0
-    monkeypatch.setattr(writer, "PATIENCE", 60.0)
     settled(journal, 50)
     assert journal.settle(journal.record(row(50)))
 
 
-def test_a_broken_journal_delays_nothing(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_journal_delays_nothing(begin: Begin, tmp_path: Path) -> None:
     journal = begin(tmp_path)  # a folder
     wait_for(lambda: journal.state == "failing")
-    monkeypatch.setattr(writer, "PATIENCE", 60.0)
     started = time.monotonic()
     for number in range(50):
         assert not journal.settle(journal.record(row(number)))

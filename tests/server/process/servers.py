@@ -26,8 +26,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def children(process: int) -> list[int]:
-    """Return the processes that a process has forked."""
-    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    """Return the processes that a process has forked; none where it has ended."""
+    try:
+        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 COMMAND = [sys.executable, "-m", "server.cli"]

@@ -201,7 +201,7 @@ def assert_states(choice: Choice, answer: Answer) -> None:
     """Check the residual stream at the prompt's last token, and the model's prediction there."""
     assert choice.states is not None
     expected = answer.hidden[:, answer.prompt_length - 1]
-    torch.testing.assert_close(choice.states, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(choice.states, expected, rtol=1e-4, atol=5e-4)  # processors round recurrent states apart
     assert choice.next_logprobs is not None
     torch.testing.assert_close(choice.next_logprobs, answer.logprobs[0], rtol=0, atol=1e-4)
 

@@ -168,7 +168,7 @@ def test_a_model_whose_own_rounding_is_large_is_served(tmp_path: Path, monkeypat
     half = steering.load(families.build("qwen3_5", tmp_path / "model", layers=LAYERS), device="cpu", dtype="bfloat16")
     steering.Engine(half, slots=2, max_length=512)
     monkeypatch.setattr(selfcheck, "MARGIN", 0.0)
-    with pytest.raises(UnsupportedModel, match=r"differ from the plain model's by 3\.4e-01 of their range"):
+    with pytest.raises(UnsupportedModel, match="of their range"):  # which figure is above its bound goes by processor
         steering.Engine(half, slots=2, max_length=512)
 
 
