@@ -8,19 +8,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from steering.model import calibration
 from tests.durations import TABLE, read_table
 from tests.server.web.browser import chromium  # noqa: F401 -- a fixture: two browsers in one process cannot be driven
 
-torch.set_num_threads(1)  # the models are small, and tests run beside one another
-calibration.FOLDER = os.devnull  # a developer's own thresholds are not for tests
 LONG = 3.0
 """CPU seconds of a file that takes long."""
 os.environ["HELMSIGHT_COMPILED"] = "false"
 """Servers of the embedded model would each have its steps compiled, which takes minutes. What they have switched on by
 default is tested by `tests/server/served`, whose servers take nothing of this process's environment."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # it hands tests out to other processes, and needs not import what they test
+    import torch
+
+    from steering.model import calibration
+
+    torch.set_num_threads(1)  # the models are small, and tests run beside one another
+    calibration.FOLDER = os.devnull  # a developer's own thresholds are not for tests
 
 
 @pytest.fixture(scope="session")
