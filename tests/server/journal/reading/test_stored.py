@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from server.access.named import NamedKey, digest_of, write
 from server.dialects.answer import Answer
+from server.journal import writer
 from server.journal.database import Database
 from server.journal.reading.stored import Chosen, page
 from server.journal.retention import prune
@@ -238,7 +239,10 @@ def test_stored_completions_go_with_the_days_and_the_number_of_rows(database: Da
     assert left == [f"chatcmpl-{n}" for n in range(5, 10)]
 
 
-def test_an_answer_is_found_at_once_while_the_journal_is_being_written(fake: FakeEngine, serve: Serve) -> None:
+def test_an_answer_is_found_at_once_while_the_journal_is_being_written(
+    fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PATIENCE", 0.1)
     client = serve(fake)
     database = database_of(client)
     held, free = threading.Event(), threading.Event()
