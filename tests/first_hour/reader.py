@@ -38,6 +38,7 @@ SMALL = {
     "eval mm-sap": ("--limit", "3", "--runs", "1"),
     "eval faithfulness": ("--limit", "2"),
     "eval alarm": ("--limit", "56", "--noise", "150"),
+    "eval guard": ("--limit", "12"),
     "eval pope": ("--limit", "2", "--conditions", "SAGE"),
     "eval mme": ("--limit", "1", "--conditions", "SAGE"),
     "eval chair": ("--limit", "1", "--conditions", "SAGE"),

@@ -77,7 +77,7 @@ def test_every_block_of_the_pages_runs_and_prints_what_they_show(reader: Reader)
 @pytest.mark.slow
 def test_both_pages_in_every_look(reader: Reader, chromium: Any) -> None:
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
     visit = Visit(context)
     page = visit.page
     page.goto(reader.url)

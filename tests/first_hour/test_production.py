@@ -18,8 +18,8 @@ import pytest
 import requests
 
 from demo import CHECKPOINT
-from server.engine.launched import free_port
 from tests.first_hour.pages import ROOT, blocks
+from tests.ports import own_port
 from tests.server.process.servers import PATIENCE
 from tests.waiting import wait_for
 
@@ -35,7 +35,7 @@ class Operator:
 
     def __init__(self, folder: Path):
         self.folder, self.home = folder / "work", folder / "home"
-        self.port, self.watched = free_port(), free_port()
+        self.port, self.watched = own_port(), own_port()
         self.home.mkdir()
         shutil.copytree(ROOT / "deploy" / "monitoring", self.folder / "deploy" / "monitoring")
         for name, text in (("helmsight.toml", FILES["toml"]), ("prometheus.yml", FILES["yaml"])):

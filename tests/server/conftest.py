@@ -30,6 +30,7 @@ from server.settings import Settings
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.journal.journals import Postgres, running_postgres
 from tests.server.web.browser import contexts, visit  # noqa: F401 -- fixtures
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -128,7 +129,7 @@ def serve_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]
 
             def stop() -> None:
                 worker.alive = False
-                thread.join(20)
+                thread.join(PATIENCE)
                 worker.tmp.close()
                 for handler in worker.log.access_log.handlers:
                     handler.close()

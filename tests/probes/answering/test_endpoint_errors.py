@@ -15,6 +15,7 @@ from probes.answering.base import Reply
 from probes.answering.endpoint import Endpoint
 from probes.harness.ledger import Remembering
 from tests.probes.answering.scripted_server import HELMSIGHT, Answer, Server, asked, cut_off, echo, failed, said
+from tests.waiting import PATIENCE, wait_for
 
 
 def play(server: Server, *answers: Answer) -> None:
@@ -83,11 +84,13 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
 
 def test_a_server_that_takes_too_long_is_an_error(server: Server) -> None:
     over = threading.Event()
-    server.answer = lambda body: said("late" if over.wait(20) else "never")
+    server.answer = lambda body: said("late" if over.wait(PATIENCE) else "never")
+    there = Endpoint(server.url)
+    there.timeout = 0.5
     with pytest.raises(ValueError, match="timed out"):
-        list(Endpoint(server.url, timeout=0.5).answers([asked("?")]))  # a busy machine's server begins within that
+        list(there.answers([asked("?")]))
     over.set()
-    assert len(server.bodies) == 3
+    wait_for(lambda: len(server.bodies) == 3)
 
 
 def test_where_a_server_fails_for_good_the_error_says_what_is_kept(server: Server, tmp_path: Path) -> None:
@@ -116,7 +119,8 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(server: Server, monke
 
 
 def test_an_answer_that_comes_byte_by_byte_has_an_end(server: Server) -> None:
-    there = Endpoint(server.url, timeout=1.0)
+    there = Endpoint(server.url)
+    there.timeout = 1.0
     with socket.create_server(("127.0.0.1", 0)) as listening:
         there.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
 

@@ -19,6 +19,7 @@ from steering import Fault
 from tests.server.access.conftest import KeyFile, Locked
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
+from tests.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [user("hi")]}
@@ -94,8 +95,7 @@ def test_a_key_has_its_chats_at_once_until_the_last_byte(
     fake.script = ("Hel", go_on, "lo")
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(chat, client, app, stream=stream) for _ in range(2)]
-        while len(fake.completions) < 2:
-            time.sleep(0.005)
+        wait_for(lambda: len(fake.completions) == 2)
         refused = chat(client, app)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert refused.json["error"]["code"] == "key_concurrency_exceeded"
@@ -128,8 +128,7 @@ def test_a_guarded_chat_holds_its_place_until_the_last_try(
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(post)
-        while len(fake.completions) < 2:
-            time.sleep(0.005)
+        wait_for(lambda: len(fake.completions) == 2)
         assert post().json["error"]["code"] == "key_concurrency_exceeded"
         go_on.set()
         assert running.result().status_code == 200
@@ -206,11 +205,12 @@ def test_metrics_and_journal_tell_what_was_refused_and_whose_it_was(
     said = client.get("/metrics", headers=reader).text
     assert 'helmsight_key_requests_total{key="app",status="200"} 1.0' in said
     assert 'helmsight_key_requests_total{key="app",status="429"} 2.0' in said
-    deadline = time.monotonic() + 10
-    while (found := client.get("/v1/diagnostics/summary", headers=reader).json["refusals"])["count"] < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert found["by_code"] == [{"status": 429, "code": "key_rate_exceeded", "route": CHAT, "count": 2}], (
+
+    def refusals() -> Any:
+        return client.get("/v1/diagnostics/summary", headers=reader).json["refusals"]
+
+    wait_for(lambda: refusals()["count"] >= 2)
+    assert refusals()["by_code"] == [{"status": 429, "code": "key_rate_exceeded", "route": CHAT, "count": 2}], (
         "but not that of the journal itself"
     )
     (row,) = client.get("/v1/diagnostics?key_name=app", headers=reader).json["data"]

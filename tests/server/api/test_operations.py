@@ -26,7 +26,7 @@ from steering.protocol.readout import FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 CHAT = "/v1/chat/completions"
 KEY, OTHER = "sk-first-key", "sk-second-key"
@@ -107,7 +107,7 @@ def test_ready_follows_the_life_of_the_model(fake: FakeEngine) -> None:
     loading = threading.Event()
 
     def loader(settings: Settings) -> Serving:
-        assert loading.wait(10)
+        assert loading.wait(PATIENCE)
         return Serving(fake, steering.VectorStore())  # type: ignore[arg-type]
 
     settings = Settings()
@@ -151,7 +151,7 @@ def test_pictures_that_wait_are_counted_and_refused_at_once_when_the_server_drai
         reading = f"helmsight_reading {prepared_at_once() + 1}.0"
         wait_for(lambda: reading in client.get("/metrics").text)
         runtime.drain(0)
-        waiting.join(10)
+        waiting.join(PATIENCE)
         assert [(one.status_code, one.json["error"]["code"]) for one in answers] == [(503, "model_draining")]
     assert serving.pictures.held == 0
 
@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
     failed = threading.Event()
     runtime = Runtime(Settings(), loader=loader, on_failure=failed.set)
     runtime.start()
-    assert failed.wait(5)
+    assert failed.wait(PATIENCE)
     assert runtime.state == "failed"
     assert create_app(Settings(), runtime=runtime).test_client().get("/health").status_code == 503
 
@@ -180,7 +180,7 @@ def test_loading_that_ends_with_the_server_is_no_failure() -> None:
     leave, failed = threading.Event(), threading.Event()
 
     def loader(settings: Settings) -> Serving:
-        leave.wait(5)
+        leave.wait(PATIENCE)
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     runtime = Runtime(Settings(), loader=loader, on_failure=failed.set)
@@ -385,6 +385,6 @@ def test_a_server_that_drains_finishes_what_it_measures_for_a_request(
     response = ask(app.test_client(), data_uri(), text, steering={"toward": "auto"})
     assert response.status_code == 200, response.text
     assert response.json["choices"][0]["applied"]["steering"][0]["auto"]["answer"] > 0
-    stoppers[0].join(10)
+    stoppers[0].join(PATIENCE)
     assert not stoppers[0].is_alive()
     assert ask(app.test_client(), data_uri(), text).status_code == 503

@@ -13,7 +13,7 @@ from typing import Any
 
 import requests
 
-from server.engine.launched import free_port
+from tests.ports import own_port
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ class Operator:
             path.mkdir()
         (self.folder / "helmsight.toml").write_text(SETTINGS)
         self.newer = newer_version(folder / "newer")
-        self.port = free_port()
+        self.port = own_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "server.log"
         self.starts: list[float] = []

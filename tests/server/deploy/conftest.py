@@ -6,15 +6,15 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from server.engine.launched import free_port
+from tests.ports import own_port
 from tests.server.deploy.test_files import NGINX, folders
+from tests.waiting import PATIENCE, wait_for
 
 NAME = "helmsight.example.org"
 PAGE = "https://app.example.org"
@@ -33,7 +33,7 @@ def front(tmp_path: Path) -> Iterator[Front]:
 @contextmanager
 def nginx(folder: Path, *ports: int) -> Iterator[str]:
     """Run nginx as deploy/nginx.conf sets it up, its files in a folder, in front of a server or two; yield its URL."""
-    own = free_port()
+    own = own_port()
     text = NGINX.replace("/var/log/nginx", str(folder))
     text = re.sub(r"(?m)^    listen 80;", f"    listen 127.0.0.1:{own};", text).replace(f'# "{PAGE}"', f'"{PAGE}"')
     text = text.replace("    # server", "    server") if len(ports) > 1 else text
@@ -46,14 +46,14 @@ def nginx(folder: Path, *ports: int) -> Iterator[str]:
     )
     process = subprocess.Popen([shutil.which("nginx") or "", "-c", str(main), "-e", f"{folder}/error.log"])
     try:
-        for _ in range(500):
+
+        def listens() -> bool:
+            assert process.poll() is None, (folder / "error.log").read_text()
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", own)) == 0:
-                    break
-            time.sleep(0.01)
-        else:
-            raise AssertionError((folder / "error.log").read_text())
+                return probe.connect_ex(("127.0.0.1", own)) == 0
+
+        wait_for(listens)
         yield f"http://127.0.0.1:{own}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE)

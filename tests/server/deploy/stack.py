@@ -15,7 +15,7 @@ from typing import Any
 import requests
 import yaml
 
-from server.engine.launched import free_port
+from tests.ports import own_port
 from tests.server.deploy.test_files import DEPLOY
 from tests.server.process.servers import PATIENCE, Server
 from tests.waiting import wait_for
@@ -56,7 +56,7 @@ class Prometheus:
     def __init__(self, command: list[str], root: Root, scraped: str):
         """`command` without its program. `scraped`: its file of settings, with the container's paths."""
         root.put("/etc/prometheus/prometheus.yml", root.placed(scraped))
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.url = f"http://127.0.0.1:{(port := own_port())}"
         own = Path(f"{root.folder}/prometheus")
         own.mkdir()
         self.log = own / "log"

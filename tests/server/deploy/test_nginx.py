@@ -10,12 +10,13 @@ from pathlib import Path
 import requests
 
 from server.app import create_app
-from server.engine.launched import free_port
 from server.settings import Settings
+from tests.ports import own_port
 from tests.server.conftest import user
 from tests.server.deploy.conftest import NAME, PAGE, Front
 from tests.server.deploy.test_files import needs
 from tests.server.fakes import FakeEngine
+from tests.waiting import PATIENCE
 
 pytestmark = needs("nginx")
 CHAT = {"messages": [user("hi")], "stream": True}
@@ -29,7 +30,7 @@ def test_a_stream_comes_piece_by_piece_with_the_id_it_was_asked_with(
     app = create_app(Settings(allow_host=(NAME,)), engine=engine)  # type: ignore[arg-type]
     url = front(serve_worker(app))
     head = {"Host": NAME, "X-Request-ID": "mine-1"}
-    with requests.post(f"{url}/v1/chat/completions", json=CHAT, headers=head, stream=True, timeout=20) as answer:
+    with requests.post(f"{url}/v1/chat/completions", json=CHAT, headers=head, stream=True, timeout=PATIENCE) as answer:
         assert (answer.status_code, answer.headers["X-Request-Id"]) == (200, "mine-1")
         pieces = answer.iter_content(None)
         text = b""
@@ -37,29 +38,33 @@ def test_a_stream_comes_piece_by_piece_with_the_id_it_was_asked_with(
             text += next(pieces)
         heard.set()
         assert b" second" in b"".join(pieces)
-    made = requests.get(f"{url}/health", headers={"Host": NAME, "X-Request-ID": "not well formed"}, timeout=20)
+    made = requests.get(f"{url}/health", headers={"Host": NAME, "X-Request-ID": "not well formed"}, timeout=PATIENCE)
     assert re.fullmatch(r"[0-9a-f]{32}", made.headers["X-Request-Id"]), "nginx's own"
     assert '"request_id":"mine-1"' in (tmp_path / "helmsight.log").read_text()
 
 
 def test_what_nginx_says_itself_is_an_error_as_the_servers_are(front: Front) -> None:
-    url = front(free_port())
+    url = front(own_port())
     head = {"Host": NAME, "Content-Type": "application/json", "Origin": PAGE}
-    down = requests.post(f"{url}/v1/chat/completions", json=CHAT, headers=head, timeout=20)
+    down = requests.post(f"{url}/v1/chat/completions", json=CHAT, headers=head, timeout=PATIENCE)
     assert (down.status_code, down.headers["Retry-After"], down.json()["error"]["code"]) == (
         503,
         "2",
         "server_unreachable",
     )
-    large = requests.post(f"{url}/v1/chat/completions", data=bytes(34 * 2**20), headers=head, timeout=20)
+    large = requests.post(f"{url}/v1/chat/completions", data=bytes(34 * 2**20), headers=head, timeout=PATIENCE)
     assert (large.status_code, large.json()["error"]["type"]) == (413, "invalid_request_error")
     assert [one.headers["Access-Control-Allow-Origin"] for one in (down, large)] == [PAGE, PAGE]
     asking = {**head, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-    preflight = requests.options(f"{url}/v1/chat/completions", headers=asking, timeout=20)
+    preflight = requests.options(f"{url}/v1/chat/completions", headers=asking, timeout=PATIENCE)
     assert (preflight.status_code, preflight.headers["Access-Control-Allow-Headers"]) == (204, "authorization")
     assert preflight.headers["Access-Control-Allow-Origin"] == PAGE
-    assert requests.options(url, headers={**asking, "Origin": "https://else.example"}, timeout=20).status_code == 503
-    other = requests.post(f"{url}/v1/chat/completions", headers={**head, "Origin": "https://else.example"}, timeout=20)
+    assert (
+        requests.options(url, headers={**asking, "Origin": "https://else.example"}, timeout=PATIENCE).status_code == 503
+    )
+    other = requests.post(
+        f"{url}/v1/chat/completions", headers={**head, "Origin": "https://else.example"}, timeout=PATIENCE
+    )
     assert "Access-Control-Allow-Origin" not in other.headers
 
 
@@ -71,9 +76,13 @@ def test_another_replica_answers_chats_alone(front: Front, serve_worker: Callabl
     body = {"messages": [user("hi")]}
 
     def statuses(path: str) -> set[int]:
-        return {requests.post(url + path, json=body, headers={"Host": NAME}, timeout=20).status_code for _ in range(4)}
+        return {
+            requests.post(url + path, json=body, headers={"Host": NAME}, timeout=PATIENCE).status_code for _ in range(4)
+        }
 
     assert statuses("/v1/chat/completions") == {200}
     assert len(well.requests) == 4
     assert statuses("/v1/steering/validate") == {503, 200}
-    assert {requests.get(f"{url}/ready", headers={"Host": NAME}, timeout=20).status_code for _ in range(4)} == {200}
+    assert {requests.get(f"{url}/ready", headers={"Host": NAME}, timeout=PATIENCE).status_code for _ in range(4)} == {
+        200
+    }

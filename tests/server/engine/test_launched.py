@@ -23,7 +23,7 @@ from server.settings import Settings
 from steering import Request, Sampling
 from tests.server.engine.vllm_stub import write_environment
 from tests.steering.parallel.asking import small
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, is_alive, wait_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,14 +41,6 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LaunchedSe
     yield launched
     for one in started:
         one.stop()
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def pids_in(folder: Path) -> list[int]:
@@ -70,9 +62,9 @@ def test_it_is_started_again_where_it_ends_and_stopped_with_what_it_has_started(
     os.killpg(server._process.pid, signal.SIGKILL)
     wait_for(lambda: len(pids_in(tmp_path)) == 2)
     second = next(pid for pid in pids_in(tmp_path) if pid != first)
-    assert alive(second)
+    assert is_alive(second)
     server.stop()
-    wait_for(lambda: not alive(second))
+    wait_for(lambda: not is_alive(second))
     assert not server.given_up
 
 
@@ -94,14 +86,14 @@ def test_what_a_killed_process_leaves_behind_is_killed(launch: Callable[..., Lau
     server.ready()
     assert server._process is not None
     server._process.kill()  # and not what it has started
-    wait_for(lambda: not alive(engine))
+    wait_for(lambda: not is_alive(engine))
     wait_for(lambda: len(pids_in(tmp_path)) == 2)
 
 
 def test_it_is_given_up_where_it_ends_before_it_is_ready(launch: Callable[..., LaunchedServer]) -> None:
     failed = threading.Event()
     server = launch("raise SystemExit(3)", failed=failed.set)
-    assert failed.wait(20)
+    assert failed.wait(PATIENCE)
     assert server.given_up
 
 
@@ -114,11 +106,11 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path, deaf: str) -> 
         "time.sleep(600)"
     )
     pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", program])
-    wait_for(lambda: pids_in(tmp_path), 40)
+    wait_for(lambda: pids_in(tmp_path))
     (started,) = pids_in(tmp_path)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    wait_for(lambda: not alive(started))
+    wait_for(lambda: not is_alive(started))
 
 
 def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
@@ -146,13 +138,13 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
         tokens = engine._client.submit(asked).result().choices[0].token_ids
         os.kill(note["pid"], signal.SIGKILL)
         wait_for(lambda: not engine.healthy)
-        wait_for(lambda: engine.healthy, 60)
+        wait_for(lambda: engine.healthy)
         assert engine._client.submit(asked).result().choices[0].token_ids == tokens
         pids = [note["pid"] for note in notes_in(environment)]
         assert len(pids) == 2
     finally:
         engine.stop()
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 def notes_in(environment: Path) -> list[Any]:

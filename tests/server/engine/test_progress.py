@@ -12,6 +12,7 @@ from server.engine.progress import LoadProgress, weights_told
 from server.engine.runtime import Runtime, Serving, load
 from server.settings import Settings
 from tests.server.fakes import FakeEngine
+from tests.waiting import PATIENCE
 
 
 def test_what_is_read_is_told_bar_by_bar() -> None:
@@ -51,7 +52,7 @@ def test_ready_says_how_far_loading_is() -> None:
     loaded = threading.Event()
 
     def loader(settings: Settings) -> Serving:
-        assert loaded.wait(10)
+        assert loaded.wait(PATIENCE)
         return Serving(FakeEngine(), steering.VectorStore())  # type: ignore[arg-type]
 
     runtime = Runtime(Settings(), loader=loader)

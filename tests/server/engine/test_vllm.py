@@ -17,17 +17,17 @@ from pydantic import SecretStr
 import steering
 from server.app import create_app
 from server.engine import vllm
-from server.engine.launched import free_port
 from server.engine.runtime import load
 from server.settings import Settings
 from steering import UnsupportedModel
 from steering.vllm.servers import Server, Servers
+from tests.ports import own_port
 from tests.server.conftest import ask, data_uri
 from tests.server.engine.fronts import front
 from tests.server.fakes import checkpoint
 from tests.steering.vllm.computing import PlainAnswers
 from tests.steering.vllm.fake import FakeVllm, facts_of
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -177,12 +177,12 @@ def test_a_deadline_ends_the_answer_on_the_server(
 ) -> None:
     app = over_vllm.extensions["helmsight"]
     hurried = create_app(
-        app.settings.model_copy(update={"request_timeout": 1.0, "journal": SecretStr("off")}), runtime=app.runtime
+        app.settings.model_copy(update={"request_timeout": 2.0, "journal": SecretStr("off")}), runtime=app.runtime
     )
     monkeypatch.setattr(fake, "pause", 0.4)
     response = ask(hurried.test_client(), "Hi!", max_tokens=50, ignore_eos=True, stream=True)
     assert "request_timeout" in response.text
-    assert fake.aborted.acquire(timeout=20)
+    assert fake.aborted.acquire(timeout=PATIENCE)
 
 
 def test_a_prompt_that_the_server_reads_otherwise_is_the_messages_fault(
@@ -250,7 +250,7 @@ def test_it_waits_for_servers(
 ) -> None:
     monkeypatch.setattr(vllm, "PAUSE", 0.02)
     monkeypatch.setattr(vllm, "TOLD_EVERY", 0.05)
-    port = free_port()
+    port = own_port()
     servers = Servers([Server(f"http://127.0.0.1:{port}")])
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(vllm.wait_for(servers)))
@@ -258,6 +258,6 @@ def test_it_waits_for_servers(
         waiting.start()
         wait_for(lambda: "waiting for vLLM at" in caplog.text)
     late = FakeVllm(fake.answer, fake.facts, port=port).start()
-    waiting.join(20)
+    waiting.join(PATIENCE)
     assert found[0].context_length == 2048
     late.stop()

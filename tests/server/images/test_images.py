@@ -7,7 +7,6 @@ import io
 import random
 import re
 import struct
-import time
 import zlib
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
@@ -24,6 +23,7 @@ from server.images.base64_forms import plain_base64
 from server.images.load import ImageLoader
 from server.settings import Settings
 from tests.server.conftest import data_uri
+from tests.waiting import computing_within
 
 
 def load(url: str, **limits: Any) -> Image.Image:
@@ -200,9 +200,8 @@ def test_what_follows_the_pixels_of_a_png_is_not_inflated(interlaced: int) -> No
     pixels = b"".join(deflate.compress(bytes(2**24)) for _ in range(60)) + deflate.flush()  # a gigabyte in one megabyte
     header = struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, interlaced)
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    began = time.process_time()
-    assert load(as_uri(b"\x89PNG\r\n\x1a\n" + chunks)).size == (10, 10)
-    assert time.process_time() - began < 0.5
+    with computing_within(0.5):
+        assert load(as_uri(b"\x89PNG\r\n\x1a\n" + chunks)).size == (10, 10)
 
 
 def spelt(data: bytes, how: str) -> str:
@@ -248,9 +247,8 @@ def test_escapes_are_read_as_urllib_reads_them(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_escapes_take_no_time_and_no_room() -> None:
-    began = time.process_time()
-    assert refusal("data:image/png;base64," + "%2B" * 3_000_000) == "invalid_image"
-    assert time.process_time() - began < 1
+    with computing_within(1):
+        assert refusal("data:image/png;base64," + "%2B" * 3_000_000) == "invalid_image"
 
 
 def test_bytes_are_bounded() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from server.errors import BadRequest
 from server.images import remote
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -151,17 +152,13 @@ def test_endless_redirects_and_long_bodies_and_errors_end(web: Site) -> None:
 )
 def test_whatever_drips_meets_the_deadline(web: Site, dripped: tuple[bytes, ...]) -> None:
     web.answers["slow.example"] = dripped
-    started = time.monotonic()
-    with pytest.raises(BadRequest, match="took too long"):
+    with pytest.raises(BadRequest, match="took too long"):  # it would end otherwise after nine seconds
         remote.fetch("http://slow.example/", "image", 1000, 0.6)
-    assert time.monotonic() - started < 3
 
 
 def test_a_name_that_never_resolves_meets_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(10) and [])
-    started = time.monotonic()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(PATIENCE) and [])
     with pytest.raises(BadRequest, match="took too long"):
         remote.fetch("http://slow.example/", "image", 1000, 0.3)
-    assert time.monotonic() - started < 3
     release.set()

@@ -14,6 +14,7 @@ from server.images.turns import PictureTurns
 from server.settings import Settings
 from steering import Busy
 from tests.server.fakes import FakeEngine
+from tests.waiting import PATIENCE
 
 
 class Queue:
@@ -41,7 +42,7 @@ class Queue:
 
     def end(self) -> None:
         for thread in self.threads:
-            thread.join(10)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -87,7 +88,7 @@ def test_who_need_wait_no_longer_leaves_and_others_go_on() -> None:
         queue.ask("a1", check)
         queue.ask("a2")
         gone.set()
-        queue.threads[0].join(10)
+        queue.threads[0].join(PATIENCE)
         assert [type(error) for error in queue.errors] == [ConnectionError]
     queue.end()
     assert queue.order == ["a2"]

@@ -14,9 +14,17 @@ from flask.testing import FlaskClient
 
 import steering
 from server.app import create_app
+from server.journal import writer
 from server.settings import Settings
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import Sdk, Serve, journal_of
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for rows however busy the machine is; journals that are slow have tests of their own."""
+    monkeypatch.setattr(writer, "PATIENCE", 60.0)
+    monkeypatch.setattr(writer, "READERS", 60.0)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from server.journal.database import Database
 from server.journal.reading.fields import ADDED_NAMES
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.writer import Journal
+from tests.waiting import PATIENCE
 
 HOUR = 472_222
 START = HOUR * 3600.0
@@ -50,7 +51,7 @@ def put(database: Database, *rows: dict[str, Any]) -> None:
         connection.execute(insert(ROWS), list(rows))
 
 
-def settled(journal: Journal, rows: int, seconds: float = 20.0) -> Journal:
+def settled(journal: Journal, rows: int, seconds: float = PATIENCE) -> Journal:
     """Wait until the journal has written so many rows."""
     deadline = time.monotonic() + seconds
     while journal.written < rows:
@@ -113,7 +114,7 @@ class Postgres:
         become = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
         subprocess.run(
             [*become, str(self.programs / program), *arguments],
-            check=True, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60,
+            check=True, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE,
         )  # fmt: skip
 
 

@@ -220,7 +220,7 @@ def test_refused_requests_leave_no_row(serve: Serve) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_that_are_given_up_say_so(fake: FakeEngine, serve: Serve, live: Live, stream: bool) -> None:
     fake.script = ("Hel", threading.Event())
-    late = serve(fake, request_timeout=0.3, journal_texts=True)
+    late = serve(fake, request_timeout=1.5, journal_texts=True)
     ask(late, stream=stream, n=2)
     rows = rows_of(late, 2)
     assert [(row["choice"], row["finish_reason"]) for row in rows] == [(1, "cancelled"), (0, "cancelled")]

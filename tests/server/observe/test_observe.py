@@ -29,7 +29,7 @@ from server.settings import Settings
 from tests.server.batches.files import Scripted, completion, failure, read, write
 from tests.server.conftest import data_uri, user
 from tests.server.observe.exports import READOUTS, exported, live, responded, same
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
 def options(folder: Path, **more: Any) -> ObserveOptions:
@@ -326,7 +326,7 @@ def test_a_growing_file_is_followed_through_a_rotation(tmp_path: Path) -> None:
     write(path, lines(2, start=5))
     seen(7)
     stop.set()
-    follower.join(10)
+    follower.join(PATIENCE)
     assert reports[0].outcomes == {"read": 7}
     assert [row["custom_id"] for row in read(tmp_path / "out.jsonl")] == [f"q{number}" for number in range(7)]
     with path.open("a") as file:
@@ -340,7 +340,7 @@ def test_a_slow_rate_does_not_hold_up_the_end(tmp_path: Path) -> None:
     transport = Scripted(lambda body: stop.set() or forced(body))
     begun = time.monotonic()
     observe(options(tmp_path, rate=0.01), transport, stop)
-    assert time.monotonic() - begun < 20, "and not the hundred seconds until the next one"
+    assert time.monotonic() - begun < 90, "and not the hundred seconds until the next one"
     assert 1 <= len(read(tmp_path / "out.jsonl")) <= 2
 
 
@@ -364,12 +364,12 @@ def test_metrics_are_served_while_it_follows(tmp_path: Path) -> None:
     thread.start()
     try:
         wait_for(lambda: bool(bound) and bound[0].answers.labels("read")._value.get() == 3)
-        with urllib.request.urlopen(f"http://127.0.0.1:{bound[0].port}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{bound[0].port}/metrics", timeout=PATIENCE) as response:
             text = response.read().decode()
         assert 'helmsight_observed_answers_total{outcome="read"} 3.0' in text
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 def test_a_server_reads_them_too(

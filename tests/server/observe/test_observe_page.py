@@ -24,6 +24,7 @@ from tests.first_hour.pages import ROOT, blocks, commands
 from tests.server.batches.files import read, write
 from tests.server.batches.home import at_home
 from tests.server.observe.exports import exported, live, same
+from tests.waiting import PATIENCE
 
 PAGE = ROOT / "docs" / "observe.md"
 
@@ -123,7 +124,7 @@ def test_the_follower_of_the_page_ends_with_sigterm_and_keeps_its_place(
 
     monkeypatch.setattr(running.Observing, "_keep", counted)
     before = signal.getsignal(signal.SIGTERM)
-    watchdog = threading.Timer(60, signal.raise_signal, [signal.SIGALRM])
+    watchdog = threading.Timer(PATIENCE, signal.raise_signal, [signal.SIGALRM])
     watchdog.start()
     assert cli.main(words) == 0
     watchdog.cancel()

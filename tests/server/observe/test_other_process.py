@@ -20,7 +20,7 @@ SERVE = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--slots
 
 @pytest.mark.slow
 def test_numbers_of_another_process_are_those_that_are_read_here(app: Flask, tmp_path: Path) -> None:
-    server = Server(SERVE, tmp_path / "log", anew=True, HOME=str(tmp_path), HELMSIGHT_JOURNAL="off").wait_until_ready()
+    server = Server(SERVE, tmp_path / "log", HOME=str(tmp_path), HELMSIGHT_JOURNAL="off").wait_until_ready()
     lines, live = [], {}
     try:
         for name, fields in KINDS.items():

@@ -18,18 +18,19 @@ from typing import Any, TextIO
 import requests
 
 from server import cli
-from server.engine.launched import free_port
+from tests.ports import own_port
 from tests.server.conftest import data_uri, user
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 90
-"""Seconds that a busy machine may take for what takes one on a quiet one."""
 
 
 def children(process: int) -> list[int]:
-    """Return the processes that a process has forked."""
-    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    """Return the processes that a process has forked; none where it has ended."""
+    try:
+        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 COMMAND = [sys.executable, "-m", "server.cli"]
@@ -120,7 +121,7 @@ class Server:
     """
 
     def __init__(self, command: list[str], log: Path, anew: bool = False, **environ: str | None):
-        port = free_port()
+        port = own_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.headers: dict[str, str] = {}
@@ -138,7 +139,7 @@ class Server:
 
     def post(self, **fields: Any) -> requests.Response:
         body = {"messages": [user(data_uri(), "Describe the picture.")], **fields}
-        return requests.post(self.url + "/v1/chat/completions", json=body, timeout=60)
+        return requests.post(self.url + "/v1/chat/completions", json=body, timeout=PATIENCE)
 
     def stats(self, name: str) -> float:
         (line,) = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name + " ")]

@@ -25,8 +25,8 @@ from server.engine_process.starts import TRIES
 from tests.server.api.test_streams import post_and_hold
 from tests.server.conftest import user
 from tests.server.fakes import checkpoint
-from tests.server.process.servers import PATIENCE, Server, children
-from tests.waiting import wait_for
+from tests.server.process.servers import Server, children
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +53,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_serving_from_the_first_probe_to_the_drain(start: Start, tmp_path: Path) -> None:
     journal = str(tmp_path / "journal.db")
-    server = start([*SERVE, "--graceful-timeout", str(PATIENCE), "--max-body", "20000", "--journal", journal])
-    wait_for(lambda: "Listening at" in server.log.read_text(), seconds=PATIENCE)
+    server = start([*SERVE, "--graceful-timeout", str(int(PATIENCE)), "--max-body", "20000", "--journal", journal])
+    wait_for(lambda: "Listening at" in server.log.read_text())
     assert server.get("/health").status_code == 200
     server.wait_until_ready()
     assert server.post(max_tokens=4).json()["choices"][0]["finish_reason"] == "length"
@@ -68,7 +68,7 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start, tmp_path: Path)
     assert requests.post(chat, data=b"x" * 30_000, headers=json_type, timeout=PATIENCE).status_code == 413
     body = json.dumps({"messages": [user("hi")], "max_tokens": 2}).encode()
     assert requests.post(chat, data=iter([body]), headers=json_type, timeout=PATIENCE).status_code == 200
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE) as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"
@@ -141,7 +141,7 @@ def engine_beside(server: Server, *dead: int) -> int:
             found[:] = [engine for worker in children(server.process.pid) for engine in children(worker)]
         return bool(found) and found[0] not in dead
 
-    wait_for(there, seconds=PATIENCE)
+    wait_for(there)
     return found[0]
 
 
@@ -205,17 +205,16 @@ def test_no_stranger_and_no_signal_disturbs_what_runs(start: Start, command: lis
 
 
 def test_an_interrupt_ends_the_server_although_an_answer_is_running(start: Start) -> None:
-    server = start(SERVE).wait_until_ready()
+    server = start([*SERVE, "--graceful-timeout", str(int(10 * PATIENCE))]).wait_until_ready()
     connection = post_and_hold(server.url, stream=True, max_tokens=1800, n=4, **ENDLESS)
     wait_for(lambda: server.stats("helmsight_running") == 4)
-    started, received = time.monotonic(), b""
+    received = b""
     server.process.send_signal(signal.SIGINT)
     while piece := connection.recv(65_536):
         received += piece
     connection.close()
     assert b'"code":"model_draining"' in received
-    server.process.wait(PATIENCE)
-    assert time.monotonic() - started < 25, "it waited for the answer, for which it has 30 s"
+    server.process.wait(PATIENCE)  # and not for the answer
 
 
 def test_clients_are_told_of_the_end_although_the_engine_hangs(start: Start) -> None:
@@ -244,8 +243,8 @@ def test_an_answer_that_outlasts_the_grace_is_cut_off_with_an_error(start: Start
     server = start([*SERVE, "--graceful-timeout", "2"]).wait_until_ready()
     connection = post_and_hold(server.url, stream=True, max_tokens=1900, n=4, **ENDLESS)
     wait_for(lambda: server.stats("helmsight_running") == 4)
-    server.process.send_signal(signal.SIGTERM)
     started, received = time.monotonic(), b""
+    server.process.send_signal(signal.SIGTERM)
     while piece := connection.recv(65_536):
         received += piece
     connection.close()
@@ -263,7 +262,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_sentence_and_an_
     config["text_config"]["intermediate_size"] += 8  # which only the weights tell to be wrong
     (model / "config.json").write_text(json.dumps(config))
     server = start([*SERVE, "--model", str(model)])
-    assert server.process.wait(60) not in (0, None)
+    assert server.process.wait(PATIENCE) not in (0, None)
     said = server.log.read_text()
     assert said.count("could not be loaded") == 1
     assert "Traceback" not in said
@@ -271,7 +270,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_sentence_and_an_
 
 def test_a_signal_while_the_worker_still_boots_ends_the_server(start: Start) -> None:
     server = start(SERVE)
-    wait_for(lambda: "Booting worker" in server.log.read_text(), seconds=PATIENCE)
+    wait_for(lambda: "Booting worker" in server.log.read_text())
     time.sleep(0.3)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(PATIENCE) == 0
@@ -279,7 +278,7 @@ def test_a_signal_while_the_worker_still_boots_ends_the_server(start: Start) -> 
 
 def test_the_message_that_it_is_ready_names_the_port_that_the_system_chose(start: Start) -> None:
     server = start(SERVE, HELMSIGHT_PORT="0")
-    wait_for(lambda: " is ready after " in server.log.read_text(), seconds=PATIENCE)
+    wait_for(lambda: " is ready after " in server.log.read_text())
     (named,) = re.findall(r"is ready after .* at (http://127\.0\.0\.1:\d+): ", server.log.read_text())
     server.url = named
     assert server.get("/ready").ok

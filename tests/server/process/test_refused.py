@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from http.client import HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import requests
 
+from server.http.connection import Connection
 from server.process import worker as workers
 from server.telemetry.logs import current
 from tests.server.api.test_streams import head
 from tests.server.fakes import FakeEngine
 from tests.server.process.test_worker import Connect, Serve, answer, app_of
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 PAGE = "https://app.example.org"
 FROM_PAGE = head(9).replace(b"\r\n\r\n", f"\r\nOrigin: {PAGE}\r\nX-Request-Id: mine\r\n\r\n".encode())
@@ -39,9 +40,9 @@ def test_what_no_application_reads_has_an_id_and_can_be_read_by_pages_elsewhere(
 ) -> None:
     named: list[str | None] = []
     caplog.handler.addFilter(lambda record: named.append(current.get()) or True)
-    port = serve_worker(app_of(fake, cors_origin=(PAGE,), read_timeout=0.8))
+    port = serve_worker(app_of(fake, cors_origin=(PAGE,), read_timeout=0.8 if status == 408 else PATIENCE))
     for page, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
-        with caplog.at_level("INFO"), socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with caplog.at_level("INFO"), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
             connection.sendall(sent.replace(PAGE.encode(), page.encode()))
             response = HTTPResponse(connection)
             response.begin()
@@ -54,7 +55,7 @@ def test_what_no_application_reads_has_an_id_and_can_be_read_by_pages_elsewhere(
 def test_refusals_of_anthropics_routes_have_its_form(
     fake: FakeEngine, serve_worker: Serve, connect: Connect, end: bytes
 ) -> None:
-    port = serve_worker(app_of(fake, read_timeout=0.3))
+    hasty, patient = (serve_worker(app_of(fake, read_timeout=seconds)) for seconds in (0.3, PATIENCE))
     asked = head(9).replace(b"/v1/chat/completions", b"/v1/messages" + end)
     asked = asked.replace(b"\r\n\r\n", b"\r\nX-Request-Id: mine\r\n\r\n")
     for sent, status, kind in (
@@ -62,7 +63,8 @@ def test_refusals_of_anthropics_routes_have_its_form(
         (asked.replace(b"Content-Length: 9", b"Transfer-Encoding: zip"), 501, "api_error"),
         (asked[:-2] + b"A: b\r\n" * 200 + b"\r\n", 431, "invalid_request_error"),
     ):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        port = hasty if status == 408 else patient
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
             connection.sendall(sent)
             response = HTTPResponse(connection)
             response.begin()
@@ -94,12 +96,22 @@ def test_a_body_that_its_route_does_not_take_is_refused_before_it_is_sent(
 def test_who_sends_on_can_read_why_he_was_refused_but_not_without_end(
     fake: FakeEngine, serve_worker: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now, read, drained = [0.0], workers.Worker._read_off, list[int]()
+
+    def read_off(worker: workers.Worker, one: Connection) -> None:
+        read(worker, one)
+        drained.append(one.drained)
+
+    monkeypatch.setattr(workers.Worker, "_read_off", read_off)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(workers, "LINGER", 1.0)
     connection = connect(serve_worker(app_of(fake, max_body=2000, read_timeout=3.0)))
     connection.sendall(head(10**9))
-    for _ in range(15):
-        time.sleep(0.1)
+    wait_for(lambda: drained)
+    for sent in (100_000, 200_000, 300_000):
         connection.sendall(b" " * 100_000)
+        wait_for(lambda sent=sent: drained[-1] == sent)  # type: ignore[misc]
+        now[0] += 0.9
     assert answer(connection)[0] == 413
 
     def is_cut() -> bool:
@@ -109,6 +121,9 @@ def test_who_sends_on_can_read_why_he_was_refused_but_not_without_end(
             return True
         return False
 
+    connection.sendall(b" ")
+    wait_for(lambda: drained[-1] == 300_001)
+    now[0] = 3.3
     wait_for(is_cut)
 
 
@@ -122,4 +137,4 @@ def test_those_that_send_on_make_room_for_a_newcomer(
         connection = connect(port)
         connection.sendall(head(3000))
         assert answer(connection)[0] == 413
-    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200

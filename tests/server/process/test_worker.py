@@ -20,7 +20,7 @@ from server.settings import Settings
 from tests.server.api.test_streams import head
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 Serve = Callable[[Flask], int]
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -52,16 +52,14 @@ def app_of(fake: FakeEngine, **settings: object) -> Flask:
 
 
 def test_slow_heads_and_bodies_hold_up_nobody(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
-    port = serve_worker(app_of(fake))
+    port = serve_worker(app_of(fake, read_timeout=10 * PATIENCE))
     slow = [connect(port) for _ in range(150)]
     for number, connection in enumerate(slow):
         connection.sendall(HEALTH[:-4] if number % 3 else head(1000) + b"{")
-    started = time.monotonic()
-    for _ in range(10):
-        assert requests.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200
-    chat = requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=json.loads(BODY), timeout=10)
+    for _ in range(10):  # in time only if none of 19 threads waits for a slow client
+        assert requests.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200
+    chat = requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=json.loads(BODY), timeout=PATIENCE)
     assert chat.json()["choices"][0]["message"]["content"] == "Hello world"
-    assert time.monotonic() - started < 5, "one of 19 threads waits for each slow client"
 
 
 @pytest.mark.parametrize("sent", [b"GET /health HTTP/1.1\r\nHost: ", head(1000) + b"{"])
@@ -73,7 +71,7 @@ def test_the_deadline_starts_with_the_connection(
     connection.sendall(sent)
     connection.settimeout(0.1)
     received = b""
-    while not received and time.monotonic() < started + 8:
+    while not received and time.monotonic() < started + PATIENCE:
         connection.sendall(b" ")
         try:
             received = connection.recv(1000)
@@ -81,7 +79,7 @@ def test_the_deadline_starts_with_the_connection(
             continue
     assert b" 408 " in received
     assert b'"code":"request_timeout"' in received
-    assert 0.7 < time.monotonic() - started < 4
+    assert time.monotonic() - started > 0.7
 
 
 def test_many_that_are_late_together_are_cut_off_a_few_at_a_time(
@@ -195,7 +193,7 @@ def test_answers_that_nobody_takes_hold_no_thread(fake: FakeEngine, serve_worker
     lazy = [connect(port) for _ in range(14)]  # and 11 threads
     for connection in lazy:
         connection.sendall(head(len(STREAM)) + STREAM)
-    wait_for(lambda: len(fake.completions) == 14, seconds=60)
+    wait_for(lambda: len(fake.completions) == 14)
     received = 0  # and whoever comes back to read still finds everything
     while piece := lazy[0].recv(1 << 20):
         received += piece.count(b"x")
@@ -212,7 +210,7 @@ def test_a_client_that_takes_too_little_is_given_up(
     connection = connect(serve_worker(app_of(fake, read_timeout=0.8)))
     connection.sendall(head(len(STREAM)) + STREAM)
     wait_for(lambda: bool(fake.completions))
-    assert fake.completions[0].cancelled.wait(10)
+    assert fake.completions[0].cancelled.wait(PATIENCE)
 
 
 def test_whoever_waits_longest_makes_room_for_a_newcomer(
@@ -221,7 +219,7 @@ def test_whoever_waits_longest_makes_room_for_a_newcomer(
     monkeypatch.setattr(workers, "raise_file_limit", lambda: workers.SPARE_FILES + 20)
     port = serve_worker(app_of(fake))
     idle = [connect(port) for _ in range(60)]
-    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200
     assert idle[0].recv(10) == b""
 
 
@@ -282,9 +280,9 @@ def test_streams_that_wait_for_the_engine_hold_no_thread(
     asking = [connect(port) for _ in range(60)]
     for connection in asking:
         connection.sendall(head(len(STREAM)) + STREAM)
-    wait_for(lambda: sum(one.text == "One" for one in fake.completions) == 60, seconds=30)
+    wait_for(lambda: sum(one.text == "One" for one in fake.completions) == 60)
     first.set()
-    wait_for(lambda: sum(one.text == "One two" for one in fake.completions) == 60, seconds=30)
+    wait_for(lambda: sum(one.text == "One two" for one in fake.completions) == 60)
     second.set()
     for connection in asking:
         lines = [line[6:] for line in to_its_end(connection).splitlines() if line.startswith(b"data: {")]
@@ -309,5 +307,5 @@ def test_health_is_not_queued_behind_chats(fake: FakeEngine, serve_worker: Serve
     for _ in range(40):
         connect(port).sendall(head(len(BODY)) + BODY)
     wait_for(lambda: len(fake.completions) >= 11)
-    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200
     hold.set()

@@ -25,6 +25,7 @@ from tests.server.api.choices import QUESTION, choice_of, refused
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
 from tests.toys.nudge import Nudge, NudgeSlots
+from tests.waiting import PATIENCE
 
 DEMO = "helmsight-demo"
 WAYS = ["vision", "text", "auto"]
@@ -355,7 +356,7 @@ def test_a_model_that_a_preset_is_wrong_for_is_not_served(fake: FakeEngine) -> N
     runtime = Runtime(settings, loader=lambda _: Serving.of(fake, settings), on_failure=failed.set)
     client = create_app(settings, runtime=runtime).test_client()
     runtime.start()
-    assert failed.wait(10)
+    assert failed.wait(PATIENCE)
     assert runtime.error == (
         "SettingsError: preset 'calm' (config file x.toml): 'sage.generate' and 'contrast' both need the contrast "
         "branch; keep one."

@@ -32,7 +32,7 @@ from tests.server.process.servers import Server
 from tests.server.served.answers import Answer
 from tests.server.served.kinds import Kind, Pictures
 from tests.server.served.model import KEPT
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 CHAT = "/v1/chat/completions"
 NAME = "served"
@@ -203,7 +203,7 @@ class Served(Server):
 
     def answer(self, kind: Kind, pictures: Pictures, session: requests.Session, **more: Any) -> Answer:
         def post(body: Mapping[str, Any]) -> Answer:
-            response = session.post(self.url + CHAT, json=body, timeout=120)
+            response = session.post(self.url + CHAT, json=body, timeout=2 * PATIENCE)
             return Answer.of(response.status_code, response.text, response.headers["Content-Type"])
 
         return asked(kind, pictures, post, **more)
@@ -211,7 +211,7 @@ class Served(Server):
     def leave(self, kind: Kind, pictures: Pictures, session: requests.Session) -> int:
         """Ask for a long answer, and leave when it begins; its status."""
         body = long_stream(kind, pictures)
-        with session.post(self.url + CHAT, json=body, timeout=120, stream=True) as response:
+        with session.post(self.url + CHAT, json=body, timeout=2 * PATIENCE, stream=True) as response:
             next(response.iter_content(64))
             return response.status_code
 
@@ -221,7 +221,7 @@ class Served(Server):
         values = [one.value for family in families for one in family.samples if one.name == f"helmsight_{name}"]
         return min(values) if len(values) >= self.replicas else 0.0
 
-    def wait_until_compiled(self, steps: int, seconds: float = 120) -> None:
+    def wait_until_compiled(self, steps: int, seconds: float = 2 * PATIENCE) -> None:
         """Wait until so many compiled steps are in use."""
         wait_for(lambda: self.metric("compiled_in_use") >= steps, seconds=seconds)
 
@@ -256,7 +256,7 @@ def serving(
         server.replicas = replicas or 1
         try:
             server.wait_until_ready(READY * server.replicas)
-            wait_for(lambda: server.metric("ready") == 1, seconds=180)
+            wait_for(lambda: server.metric("ready") == 1, seconds=2 * PATIENCE)
             yield server
         finally:
             server.end()

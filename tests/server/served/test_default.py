@@ -1,6 +1,6 @@
 """The default server, as `make serve` starts it, answers as the plain path does.
 
-Every kind of request is sent before its steps are compiled, while they come into use and afterwards, alone and mixed.
+Every kind of request is sent before its steps are compiled, while they come into use and afterwards, mixed and then alone.
 """
 
 from __future__ import annotations

@@ -141,9 +141,20 @@ def test_advice_is_given_where_it_can_be_followed(client: FlaskClient) -> None:
     for path, body in (
         (
             CHAT,
-            {**chat, "response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}},
+            {
+                **chat,
+                "max_tokens": 4,
+                "response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}},
+            },
         ),
-        ("/v1/responses", {"input": QUESTION, "text": {"format": {**form, "name": "a", "strict": False}}}),
+        (
+            "/v1/responses",
+            {
+                "input": QUESTION,
+                "max_output_tokens": 4,
+                "text": {"format": {**form, "name": "a", "strict": False}},
+            },
+        ),
     ):
         assert client.post(path, json=body).status_code == 200, "the advice is right"
 

@@ -18,6 +18,7 @@ from server.settings import Settings
 from server.telemetry.logs import OneLine, OneObject, current, current_completion, printable
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("text", ["a\r\nFAKE", "a\x1b[31m", "a\x85b", "a\u2028b", "a\x00b", "a\u202eb", "a\x7fb"])
@@ -100,7 +101,7 @@ def test_a_well_formed_request_id_is_taken_over(fake: FakeEngine, given: str, ke
 
 def await_lines(log: Path, number: int) -> None:
     """Wait for a log's lines: each is written behind its answer's last byte, so two requests' may change places."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while log.read_text().count("\n") < number:
         assert time.monotonic() < deadline, f"{number} lines are expected, there are {log.read_text()!r}"
         time.sleep(0.01)
@@ -115,11 +116,11 @@ def test_a_finished_request_is_an_object_without_content_or_key(
     body = {"messages": [user("what only the client knows")], "max_tokens": 8}
     head = {"Authorization": f"Bearer {secret}", "X-Request-ID": "mine"}
     chat = "/v1/chat/completions"
-    answered = requests.post(f"{url}{chat}?api_key={secret}", json=body, headers=head, timeout=10)
+    answered = requests.post(f"{url}{chat}?api_key={secret}", json=body, headers=head, timeout=PATIENCE)
     await_lines(log, 1)
-    streamed = requests.post(f"{url}{chat}", json=body | {"stream": True}, headers=head, timeout=10)
+    streamed = requests.post(f"{url}{chat}", json=body | {"stream": True}, headers=head, timeout=PATIENCE)
     await_lines(log, 2)
-    refused = requests.post(f"{url}{chat}", json=body, timeout=10)
+    refused = requests.post(f"{url}{chat}", json=body, timeout=PATIENCE)
     await_lines(log, 3)
     assert (answered.status_code, streamed.status_code, refused.status_code) == (200, 200, 401)
     text = log.read_text()
@@ -146,9 +147,11 @@ def test_a_line_of_text_has_both_ids(fake: FakeEngine, serve_worker: Callable[..
     log = tmp_path / "access.log"
     url = f"http://127.0.0.1:{serve_worker(create_app(Settings(), engine=fake), accesslog=str(log))}"  # type: ignore[arg-type]
     chat = {"messages": [user("hi")], "max_tokens": 8}
-    answered = requests.post(f"{url}/v1/chat/completions", json=chat, headers={"X-Request-ID": "mine"}, timeout=10)
+    answered = requests.post(
+        f"{url}/v1/chat/completions", json=chat, headers={"X-Request-ID": "mine"}, timeout=PATIENCE
+    )
     await_lines(log, 1)
-    requests.get(f"{url}/health", headers={"X-Request-ID": "other"}, timeout=10)
+    requests.get(f"{url}/health", headers={"X-Request-ID": "other"}, timeout=PATIENCE)
     await_lines(log, 2)
     first, second = log.read_text().splitlines()
     assert first.split()[-2:] == ["mine", answered.json()["id"]]

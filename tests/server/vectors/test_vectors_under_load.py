@@ -17,6 +17,7 @@ from flask import Flask
 import steering
 from tests.server.conftest import user
 from tests.server.vectors.uploads import BINARY, QUESTION, ROUTE, MakeVector
+from tests.waiting import PATIENCE
 
 CLIENTS = 3
 
@@ -37,10 +38,12 @@ def test_a_vector_that_is_replaced_under_load_is_the_old_or_the_new_one(
 
     def put(content: bytes) -> None:
         head = {"Content-Type": BINARY}
-        assert requests.post(f"{url}{ROUTE}?replace=true", data=content, headers=head, timeout=20).status_code == 201
+        assert (
+            requests.post(f"{url}{ROUTE}?replace=true", data=content, headers=head, timeout=PATIENCE).status_code == 201
+        )
 
     def answered() -> str:
-        answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=20)
+        answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE)
         lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
         assert (answer.status_code, lines.pop()) == (200, "[DONE]"), answer.text
         (first, *_), *_ = events = [json.loads(line)["choices"] for line in lines]
@@ -61,7 +64,7 @@ def test_a_vector_that_is_replaced_under_load_is_the_old_or_the_new_one(
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(streams) for _ in range(CLIENTS)]
-        until = time.monotonic() + 8
+        until = time.monotonic() + PATIENCE
         try:
             for number in itertools.count():
                 put(contents[number % 2])

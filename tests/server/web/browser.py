@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.waiting import PATIENCE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WATCH = """
@@ -77,20 +80,15 @@ class Visit:
 
 def until(page: Any, condition: str) -> None:
     """Wait for a condition in JavaScript; the page's policy forbids Playwright's own way to do so."""
-    for _ in range(600):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(f"never came true: {condition}")
+    eventually(page, lambda: page.evaluate(condition))
 
 
 def eventually(page: Any, happened: Callable[[], bool]) -> None:
     """Wait for what a page does, while it goes on."""
-    for _ in range(600):
-        if happened():
-            return
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
         page.wait_for_timeout(50)
-    raise AssertionError("it did not happen in time")
 
 
 def drop(page: Any, files: Sequence[Path], x: float, y: float) -> None:
@@ -137,7 +135,7 @@ class Contexts:
             session.detach()
         else:
             context, idle = self._chromium.new_context(**options), None
-            context.set_default_timeout(60_000)
+            context.set_default_timeout(1000 * PATIENCE)
             if now is not None:
                 context.clock.set_fixed_time(now)
         visit = Visit(context, key, idle)

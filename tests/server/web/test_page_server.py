@@ -15,6 +15,7 @@ from tests.server.access.conftest import KeyFile
 from tests.server.fakes import FakeEngine
 from tests.server.web.browser import Visit, until
 from tests.server.web.playing import GREEN, pick, send
+from tests.waiting import PATIENCE
 
 
 def test_stop_ends_the_answer(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
@@ -30,7 +31,7 @@ def test_stop_ends_the_answer(visit: Callable[..., Visit], live: Callable[[Flask
     until(page, "document.getElementById('answer-live').textContent === 'Hel'")
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.").wait_for()
-    assert fake.completions[0].cancelled.wait(5)
+    assert fake.completions[0].cancelled.wait(PATIENCE)
     assert page.get_by_role("button", name="Send").is_enabled()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from server.wire.steering import SteeringForm
 from server.wire.strangers import ELSEWHERE
 from steering import Generate, RequestError, Sampling, See, Think
 from steering.protocol.request import RANGES
+from tests.waiting import computing_within
 
 CHAT = with_interventions(ChatRequest)
 
@@ -276,9 +276,8 @@ def test_what_other_servers_have_may_be_there_when_it_asks_for_nothing() -> None
 
 
 def test_countless_unknown_fields_take_no_time() -> None:
-    began = time.process_time()
-    parse(**{f"unknown {i}": 1 for i in range(30_000)})
-    assert time.process_time() - began < 1
+    with computing_within(1):
+        parse(**{f"unknown {i}": 1 for i in range(30_000)})
 
 
 @pytest.mark.parametrize("field", ["tool_choice", "function_call"])
@@ -376,11 +375,9 @@ def test_every_optional_field_of_openais_may_be_null() -> None:
     ],
 )
 def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: bytes) -> None:
-    started = time.monotonic()
-    with pytest.raises(BadRequest) as caught:
+    with computing_within(2), pytest.raises(BadRequest) as caught:
         parse_body(b'{"messages": [], "x": ' + extra + b"}", CHAT)
     assert caught.value.code == "too_many_values"
-    assert time.monotonic() - started < 2
 
 
 def test_commas_in_texts_are_no_values() -> None:

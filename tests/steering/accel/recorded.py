@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -84,7 +84,8 @@ class Recorded:
     """Captures calls as recordings of one memory."""
 
     def __init__(self) -> None:
-        self._recordings: WeakSet[Recording] = WeakSet()
+        self._last: Callable[[], Recording | None] = lambda: None
+        """A reference to the recording that was replayed last: all others are spoilt already."""
         self.replays = 0
 
     def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
@@ -93,14 +94,14 @@ class Recorded:
         with _Recorder() as recorder:
             outputs = run()
         recording = Recording(recorder.calls, list(recorder.own.values()), outputs)
-        self._recordings.add(recording)
         recording.spoil()  # a capture computes nothing
 
         def replay() -> None:
-            for other in self._recordings:
-                if other is not recording:
-                    other.spoil()
+            last = self._last()
+            if last is not None and last is not recording:
+                last.spoil()
             recording.replay()
+            self._last = ref(recording)
             self.replays += 1
 
         return replay, outputs

@@ -43,7 +43,7 @@ def asked(text: str, *interventions: Any, seed: int | None = None, diagnose: Dia
 
 def beside_each_other(make_engine: MakeEngine, family: str, **options: Any) -> tuple[Any, Any, PromptGraphs]:
     """Return an eager engine, one with graphs, and these."""
-    plain, ours = (make_engine(family, slots=6, **options) for _ in range(2))
+    plain, ours = (make_engine(family, slots=6, **{"max_length": 256} | options) for _ in range(2))
     graphs = DecodeGraphs(ours.mllm, captures=Recorded)
     ours.core.runner.passes.use(graphs)
     return plain, ours, graphs.prompts
@@ -226,6 +226,8 @@ def test_graphs_are_captured_with_patience_and_while_nothing_runs(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_graphs, "PATIENCE", 2)
+    monkeypatch.setattr(prompt_graphs, "SIZES", (32, 64, 96, 128, 160, 192))  # a recording keeps all that it computes
+    monkeypatch.setattr(prompt_graphs, "FIRST", (64, 128))
     plain, ours, graphs = beside_each_other(make_engine, "llava")
     request = [asked("what?", seed=1)]
     for number in range(4):

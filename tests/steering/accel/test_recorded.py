@@ -25,7 +25,7 @@ def test_all_kinds_of_answers_are_the_same_with_overlap(tmp_path: Path, monkeypa
     mllm = steering.load(small(tmp_path / "model"), device="cpu")
     asked = requests(mllm)
     plain, ours = (
-        steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefill_budget=80) for _ in range(2)
+        steering.Engine(mllm, slots=6, max_length=256, self_check=False, prefill_budget=80) for _ in range(2)
     )
     graphs = DecodeGraphs(mllm, captures=Recorded)
     ours.core.runner.passes.use(graphs)

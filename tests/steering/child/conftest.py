@@ -19,6 +19,7 @@ from steering.child.client import ChildClient, wait_for
 from steering.child.clock import StepClock
 from steering.child.link import Link
 from tests.server.fakes import checkpoint
+from tests.waiting import PATIENCE
 
 
 @dataclass
@@ -74,7 +75,7 @@ def apart(model: steering.MLLM, unread: steering.MLLM) -> Iterator[Callable[...,
             def stop() -> None:
                 engine.stop()
                 own.stop()
-                stepping.join(20)
+                stepping.join(PATIENCE)
                 assert not stepping.is_alive()
                 for link in (ours, theirs):
                     link.close()

@@ -38,7 +38,8 @@ from steering import (
     VectorError,
     VectorStore,
 )
-from steering.child.client import ChildClient, wait_for
+from steering.child import client as child_client
+from steering.child.client import ChildClient
 from steering.child.clock import StepClock
 from steering.child.facts import ModelFacts
 from steering.child.link import Link
@@ -46,6 +47,7 @@ from steering.messages import serialization
 from tests.server.journal.rows import journal_of, rows_of
 from tests.steering.child.conftest import Apart
 from tests.steering.parallel.asking import chat, differences, picture, requests, said
+from tests.waiting import PATIENCE, wait_for
 
 Make = Callable[..., Apart]
 LONG = Sampling(max_tokens=400, ignore_eos=True, temperature=0)
@@ -94,7 +96,7 @@ def test_who_does_not_wait_is_told_when_there_is_more(apart: Make) -> None:
     chunks: list[Any] = []
     for chunk in completion.paused(news.release):
         if chunk is None:
-            assert news.acquire(timeout=20)
+            assert news.acquire(timeout=PATIENCE)
         else:
             chunks.append(chunk)
     assert chunks[-1].choice is not None
@@ -162,10 +164,7 @@ def test_a_full_queue_refuses(apart: Make) -> None:
         completion.cancel()
         with pytest.raises(Fault, match="cancelled"):
             completion.result()
-    until = time.monotonic() + 20
-    while there.engine.stats()["waiting"] or there.engine.stats()["running"]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: not (there.engine.stats()["waiting"] or there.engine.stats()["running"]))
     with there.engine.turn() as turn:
         turn.check()
 
@@ -254,14 +253,17 @@ def test_what_is_looked_at_together_is_asked_for_once_and_not_for_long(
     engine, client, asked = there.engine, there.client, list[str]()
     ask_ = client._ask
     monkeypatch.setattr(client, "_ask", lambda name, *rest, **more: asked.append(name) or ask_(name, *rest, **more))
+    monkeypatch.setattr(child_client, "GLANCE", PATIENCE)
     assert engine.stats()["slots"] == 4
     assert "batch_size" in engine.bins
     assert asked == ["stats"]
+    monkeypatch.setattr(child_client, "GLANCE", 0.5)
     monkeypatch.setattr(client._link, "send", lambda message: None)  # as to a process that hangs
     began = time.monotonic()
     assert engine.stats()["slots"] == 4
     assert "batch_size" in engine.bins
-    assert 0.5 <= time.monotonic() - began < 1
+    assert time.monotonic() - began >= 0.5
+    assert asked == ["stats"] * 2, "both are told by what was known, after one wait"
     monkeypatch.undo()
 
 
@@ -322,7 +324,7 @@ def test_who_waits_hears_that_the_other_process_is_gone(apart: Make) -> None:
     there.link._sock.shutdown(2)
     with pytest.raises(Fault, match="process has ended"):
         completion.result()
-    assert there.died.wait(20)
+    assert there.died.wait(PATIENCE)
     assert not there.engine.healthy
     with pytest.raises(Fault):
         ask(there.engine, request)
@@ -374,7 +376,7 @@ def test_whoever_waits_for_a_process_that_hangs_is_told_when_the_time_is_over(
         engine.stop(drain=0.5)
         assert 0.5 <= time.monotonic() - began < 0.5 + STOP
         for one in asked:
-            assert isinstance(one.exception(timeout=20), Fault)
+            assert isinstance(one.exception(timeout=PATIENCE), Fault)
     assert not died.is_set()
     theirs.close()
 
@@ -387,7 +389,7 @@ def test_a_process_that_ends_while_it_loads_says_nothing_of_the_model() -> None:
     stages: list[str] = []
 
     def make(settings: Settings, tell: Any) -> Any:
-        return wait_for(ours, lambda stage, share: stages.append(stage), died.set)
+        return child_client.wait_for(ours, lambda stage, share: stages.append(stage), died.set)
 
     runtime = Runtime(Settings(), on_failure=failed.set, make=make)
     runtime._load()

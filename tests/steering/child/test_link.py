@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from steering.child.link import PIECE, Link
+from tests.waiting import PATIENCE
 
 
 def test_a_short_message_overtakes_large_ones() -> None:
@@ -27,6 +28,6 @@ def test_a_short_message_overtakes_large_ones() -> None:
         assert name == "large"
         assert torch.equal(value, large[number])
     for sender in senders:
-        sender.join(20)
+        sender.join(PATIENCE)
     theirs.close()
     ours.close()

@@ -28,6 +28,7 @@ from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from tests.steering.cpu.conftest import VARIANTS, check_same_answers, engine, requests
 from tests.steering.interventions.pushes import unit_vector
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
@@ -392,9 +393,7 @@ def test_stopping_an_engine_ends_its_compilation(mllm: MLLM, tmp_path: Path) -> 
     while (process := stopping.compilation._ahead.compiling._process) is None:
         time.sleep(0.01)
     time.sleep(3)  # it imports
-    begun = time.monotonic()
     stopping.stop()
     assert process.poll() is not None
-    assert not stopping.compilation.wait(10)
-    assert time.monotonic() - begun < 10
+    assert not stopping.compilation.wait(PATIENCE)
     assert not list(tmp_path.iterdir())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,18 @@ from torch._inductor.cpp_builder import BuildOptionsBase, CppBuilder
 
 from steering.cpu.building import quote_library_folders
 from steering.cpu.compiling import _kill, without_spaces
+from tests.waiting import is_alive, wait_for
 
 
 def test_grandchildren_are_killed_after_their_parent_has_ended() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True, process_group=0)
     with process:
         assert process.stdout is not None
-        grandchild = Path("/proc", process.stdout.readline().strip())
+        grandchild = int(process.stdout.readline())
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # as nobody has asked yet what it ended with
-        assert grandchild.exists()
+        assert is_alive(grandchild)
         _kill(process)
-    for _ in range(100):
-        if not grandchild.exists() or " Z " in (grandchild / "stat").read_text():
-            break
-        time.sleep(0.05)
-    else:
-        raise AssertionError("it goes on")
+    wait_for(lambda: not is_alive(grandchild))
 
 
 def test_torchs_own_commands_compile_and_link_where_paths_have_spaces(

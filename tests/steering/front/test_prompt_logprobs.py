@@ -10,6 +10,8 @@ from steering import Request, Sampling
 from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadPlain, MakeEngine
 
+NEAR = 2e-4
+"""Nats."""
 LONG = "Which colour is the star on the left, and which one is on the right? " * 4
 
 
@@ -34,10 +36,10 @@ def test_they_are_those_of_plain_transformers(
     assert len(tokens) == found.prompt_tokens - 1
     for logprobs, token in zip(expected, tokens, strict=False):
         own = float(logprobs[token.scored.token_id])
-        assert token.scored.logprob == pytest.approx(own, abs=2e-4)
+        assert token.scored.logprob == pytest.approx(own, abs=NEAR)
         likeliest = logprobs.topk(3).values
-        assert [top.logprob for top in token.scored.top] == pytest.approx(likeliest.tolist(), abs=2e-4)
-        assert int((logprobs > own + 2e-4).sum()) < token.rank <= 1 + int((logprobs > own - 2e-4).sum())
+        assert [top.logprob for top in token.scored.top] == pytest.approx(likeliest.tolist(), abs=NEAR)
+        assert int((logprobs > own + NEAR).sum()) < token.rank <= 1 + int((logprobs > own - NEAR).sum())
 
 
 def test_they_are_read_behind_a_cached_beginning_and_by_every_answer(make_engine: MakeEngine) -> None:

@@ -15,6 +15,7 @@ from tests.steering.conftest import MakeEngine
 from tests.steering.front.asking import assert_same, conversations, greedy
 from tests.steering.front.conftest import PlainAnswer
 from tests.steering.inside import sequences
+from tests.waiting import PATIENCE, wait_for
 
 
 def test_an_engine_is_started_once(running: Engine) -> None:
@@ -33,7 +34,7 @@ def test_many_threads_may_submit_at_once(running: Engine, plain_answer: PlainAns
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE)
     for number in range(24):
         assert_same(results[number].choices[0], plain_answer("qwen2_vl", number % len(chats), 5))
 
@@ -54,39 +55,37 @@ def test_tokens_of_a_stream_arrive_while_it_runs(running: Engine) -> None:
     next(iter(completion))
     assert not completion.done
     completion.cancel()
-    deadline = time.monotonic() + 10
-    while running.stats()["running"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert running.stats()["running"] == 0
+    wait_for(lambda: running.stats()["running"] == 0)
 
 
 def test_a_step_that_hangs_holds_up_nobody_who_gives_up(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine("qwen2_vl", max_step=0.2)
+    engine = make_engine("qwen2_vl", max_step=PATIENCE)
     request = Request(conversations("qwen2_vl")[0], greedy(20))
     engine.generate([Request(request.messages, greedy(1))])
     decode, go_on, hangs = engine.core.runner.decode, threading.Event(), threading.Event()
 
     def hanging(*given: Any) -> Any:
         hangs.set()
-        assert go_on.wait(timeout=30)
+        assert go_on.wait(timeout=PATIENCE)
         return decode(*given)
 
     monkeypatch.setattr(engine.core.runner, "decode", hanging)
     engine.start()
     completions = [engine.submit(request) for _ in range(2)]
     try:
-        assert hangs.wait(timeout=30)
+        assert hangs.wait(timeout=PATIENCE)
         assert engine.healthy
+        engine._max_step = 0.1
         threading.Timer(0.3, completions[0].cancel).start()
         with pytest.raises(Fault, match="cancelled"):
             completions[0].result()
         assert not engine.healthy
     finally:
         go_on.set()
-    while not engine.healthy:
-        time.sleep(0.01)
+    engine._max_step = PATIENCE
+    wait_for(lambda: engine.healthy)
     assert len(completions[1].result().choices[0].token_ids) == 20
     engine.stop()
 
@@ -98,7 +97,7 @@ def test_stopping_lets_running_answers_finish_and_refuses_new_ones(make_engine: 
     assert engine.stats()["generated_tokens"] == 0, "counted from the start"
     assert engine.healthy
     completion = engine.submit(Request(conversations("qwen2_vl")[0], greedy(50)))
-    engine.stop(drain=30)
+    engine.stop(drain=PATIENCE)
     assert not engine.healthy
     assert len(completion.result().choices[0].token_ids) == 50
     with pytest.raises(Fault, match="shutting down"):
@@ -127,18 +126,18 @@ def test_stopping_ends_even_what_is_just_being_prefilled(
 
     def prefill(*arguments: Any) -> Any:
         entered.set()
-        assert go_on.wait(timeout=30)
+        assert go_on.wait(timeout=PATIENCE)
         return real(*arguments)
 
     monkeypatch.setattr(engine.core.runner, "prefill", prefill)
     completions = [engine.submit(Request(chat, greedy(400))) for chat in conversations("qwen2_vl")[:3]]
     engine.start()
-    assert entered.wait(timeout=30)
+    assert entered.wait(timeout=PATIENCE)
     stopping = threading.Thread(target=engine.stop)
     stopping.start()
     time.sleep(0.1)
     go_on.set()
-    stopping.join(timeout=30)
+    stopping.join(timeout=PATIENCE)
     for completion in completions:
         with pytest.raises(Fault, match="shutting down"):
             completion.result()
@@ -198,5 +197,5 @@ def test_engines_of_one_model_step_in_threads_of_their_own(make_engine: MakeEngi
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE)
     assert said == alone

@@ -11,7 +11,7 @@ from steering import Busy, Engine, Fault, Request, Sampling, Turn, measure
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.inside import sequences
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 FAMILY = "qwen2_vl"
 
@@ -103,7 +103,7 @@ def stopped_between(engine: Engine, turn: Turn, drain: float) -> threading.Threa
 def test_a_draining_engine_answers_the_rest_of_a_turn_and_then_ends(make_engine: MakeEngine) -> None:
     engine = make_engine(FAMILY)
     with engine.turn() as turn:
-        stopper = stopped_between(engine, turn, 20.0)
+        stopper = stopped_between(engine, turn, PATIENCE)
         time.sleep(0.1)
         with pytest.raises(Fault, match="shutting down"):
             engine.submit(request())
@@ -112,7 +112,7 @@ def test_a_draining_engine_answers_the_rest_of_a_turn_and_then_ends(make_engine:
         turn.generate([request()])
         last = turn.submit(request())
     assert len(last.result().choices) == 1
-    stopper.join(5)
+    stopper.join(PATIENCE)
     assert not stopper.is_alive()
 
 
@@ -120,7 +120,7 @@ def test_a_turn_that_never_goes_on_holds_the_end_no_longer_than_the_grace(make_e
     engine = make_engine(FAMILY)
     with engine.turn() as turn:
         stopper = stopped_between(engine, turn, 0.3)
-        stopper.join(5)
+        stopper.join(PATIENCE)
         assert not stopper.is_alive()
         with pytest.raises(Fault, match="shutting down"):
             turn.submit(request())

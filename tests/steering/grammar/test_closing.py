@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from steering import Grammar
 from steering.grammar.closing import close
+from tests.waiting import computing_within
 
 BYTES = LLTokenizer("byte")
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -99,6 +99,5 @@ def test_dangling_and_circular_references_are_left_unchanged() -> None:
 def test_many_references_are_resolved_quickly() -> None:
     twice = {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}
     schema = {"anyOf": [copy.deepcopy(twice) for _ in range(1600)]}
-    started = time.process_time()
-    close(schema)
-    assert time.process_time() - started < 1.0
+    with computing_within(1):
+        close(schema)

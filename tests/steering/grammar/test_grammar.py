@@ -25,6 +25,7 @@ from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.front.asking import exact, greedy, user
 from tests.steering.inside import sequences
 from tests.steering.interventions.pushes import make_vector
+from tests.waiting import PATIENCE
 
 FAMILY = "qwen2_vl"
 SCHEMA: dict[str, Any] = {
@@ -355,7 +356,7 @@ def test_keywords_that_assert_nothing_are_accepted(engine: Engine) -> None:
 
 def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(Grammars, "_compile", lambda *_: released.wait(5))
+    monkeypatch.setattr(Grammars, "_compile", lambda *_: released.wait(PATIENCE))
     monkeypatch.setattr(compiled, "SECONDS", 0.05)
     with pytest.raises(RequestError, match="takes longer than"):
         only(engine, Grammar.regex("[bd]{4}"), max_tokens=3)

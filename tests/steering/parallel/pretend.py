@@ -8,8 +8,8 @@ wait for on a GPU: copies to and from the CPU, and operations whose result decid
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,22 +26,27 @@ _WAITING = {"_local_scalar_dense": 1, "nonzero": 1, "masked_select": 1, "equal":
 _PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
 _libraries: list[torch.library.Library] = []
 _watched: list[list[str]] = []
+_devices: list[torch.device] = []
 
 
 class Pretend(torch.Tensor):
     """A tensor of one of the devices; `under` has its values, sizes, strides and offset on the CPU."""
 
     under: torch.Tensor
+    index: int
+    """The number of its device."""
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def of(under: torch.Tensor, index: int) -> Pretend:
         layout: Any = {"strides": under.stride(), "storage_offset": under.storage_offset(), "storage_size": 2**60}
-        with torch.inference_mode(under.is_inference()):
+        inference = under.is_inference()
+        same = inference == torch.is_inference_mode_enabled()
+        with nullcontext() if same else torch.inference_mode(inference):
             wrapper: Any = torch.Tensor._make_wrapper_subclass(
-                Pretend, under.shape, dtype=under.dtype, device=torch.device(NAME, index), **layout
+                Pretend, under.shape, dtype=under.dtype, device=_devices[index], **layout
             )
-        wrapper.under = under
+        wrapper.under, wrapper.index = under, index
         return wrapper
 
     @classmethod
@@ -65,73 +70,85 @@ class Pretend(torch.Tensor):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Pretend):
+    return value.under if isinstance(value, Pretend) else value
+
+
+def _below(value: Any, found: list[Any]) -> Any:
+    """Return what an operation is given on the CPU, and add the tensors and devices that it was given to `found`."""
+    kind = type(value)
+    if kind is Pretend:
+        found.append(value)
         return value.under
-    return torch.device("cpu") if isinstance(value, torch.device) else value
+    if kind in (list, tuple):
+        return kind([_below(entry, found) for entry in value])
+    if kind is torch.device:
+        found.append(value)
+        return torch.device("cpu")
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    return value
 
 
-def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """Change every part of the inputs and outputs of operations; torch's own way to do so takes half of all time here."""
+def _above(value: Any, wrappers: dict[int, Pretend], index: int) -> Any:
+    """Return the result of an operation on a device."""
+    if isinstance(value, torch.Tensor):
+        return wrappers[id(value)] if id(value) in wrappers else Pretend.of(value, index)
     if isinstance(value, list | tuple):
-        parts = [_mapped(change, entry) for entry in value]
+        parts = [_above(entry, wrappers, index) for entry in value]
         return type(value)(parts) if type(value) in (list, tuple) else type(value)(*parts)
-    if isinstance(value, dict):
-        return {name: _mapped(change, entry) for name, entry in value.items()}
-    return change(value)
+    return value
 
 
-def _parts(value: Any) -> list[Any]:
-    parts: list[Any] = []
-    _mapped(parts.append, value)
-    return parts
-
-
-def _index_of(name: str, flat: list[Any]) -> int:
+def _index_of(name: str, given: list[Any]) -> int:
     """Return the device on which an operation runs; raise RuntimeError if it has tensors of several devices."""
-    indices = [device.index or 0 for device in flat if isinstance(device, torch.device)]
-    tensors = [tensor for tensor in flat if isinstance(tensor, torch.Tensor)]
-    devices = {str(tensor.device) for tensor in tensors if isinstance(tensor, Pretend) or tensor.ndim}
+    named, own, devices = None, None, set()
+    for one in given:
+        if isinstance(one, Pretend):
+            own = one.index if own is None else own
+            devices.add(f"{NAME}:{one.index}")
+        elif isinstance(one, torch.device):
+            named = (one.index or 0) if named is None else named
+        elif one.ndim:
+            devices.add(str(one.device))
     if len(devices) > 1:
         raise RuntimeError(
             f"Expected all tensors on one device, but {name} got some on {' and '.join(sorted(devices))}."
         )
-    own_indices = [tensor.device.index for tensor in tensors if isinstance(tensor, Pretend)]
-    return (indices or own_indices)[0]
+    index = own if named is None else named
+    assert index is not None
+    return index
 
 
-def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any operation that is not composed of others: the CPU's, on tensors of one device."""
-    name, arguments = op._schema.name.removeprefix("aten::"), list(args)
-    flat = _parts([arguments, kwargs])
+def _run(op: Any, name: str, of_tensors: frozenset[int], *args: Any, **kwargs: Any) -> Any:
+    """Any operation that is not composed of others: the CPU's, on tensors of one device.
+
+    of_tensors: the numbers of its arguments that are tensors.
+    """
+    arguments = list(args)
     if name in ("index", "_index_put_impl_", "index_put_"):  # indices of the CPU are moved, as with CUDA
-        device_index = next(tensor.device.index for tensor in flat if isinstance(tensor, Pretend))
+        device_index = next(one.index for one in [arguments[0], *arguments[1]] if isinstance(one, Pretend))
         if name != "index":  # there the composed part has made the copy, and told of it
             _wait(sum(isinstance(i, torch.Tensor) and not isinstance(i, Pretend) for i in arguments[1]))
         arguments[1] = [
             Pretend.of(i, device_index) if isinstance(i, torch.Tensor) and not isinstance(i, Pretend) else i
             for i in arguments[1]
         ]
-    for i, (argument, value) in enumerate(zip(op._schema.arguments, arguments, strict=False)):
-        if isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType):
+    for i, value in enumerate(arguments):
+        if i in of_tensors and isinstance(value, (int, float)):
             arguments[i] = torch.tensor(value)
-    flat = _parts([arguments, kwargs])
-    index = _index_of(name, flat)
+    given: list[Any] = []
+    plain_args = _below(arguments, given)
+    plain_kwargs = {key: _below(value, given) for key, value in kwargs.items()}
+    index = _index_of(name, given)
     _wait(_WAITING.get(name, 0))
-    plain_args, plain_kwargs = _mapped(_plain, [arguments, kwargs])
     if name == "histc":  # of whole numbers, CUDA's alone
         return Pretend.of(op(plain_args[0].float(), *plain_args[1:], **plain_kwargs).to(plain_args[0].dtype), index)
-    wrappers = {id(wrapper.under): wrapper for wrapper in flat if isinstance(wrapper, Pretend)}
+    wrappers = {id(wrapper.under): wrapper for wrapper in given if isinstance(wrapper, Pretend)}
     out = op(*plain_args, **plain_kwargs)
     for wrapper in wrappers.values():
         if wrapper.shape != wrapper.under.shape:  # an output that was resized
             wrapper.as_strided_(wrapper.under.shape, wrapper.under.stride(), wrapper.under.storage_offset())
-
-    def pretended(result: Any) -> Any:
-        if not isinstance(result, torch.Tensor):
-            return result
-        return wrappers[id(result)] if id(result) in wrappers else Pretend.of(result, index)
-
-    return _mapped(pretended, out)
+    return _above(out, wrappers, index)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -169,6 +186,7 @@ def install() -> None:
     if _libraries:
         return
     _setup_privateuseone_for_python_backend(NAME)
+    _devices.extend(torch.device(NAME, index) for index in range(2))
     _libraries.append(aten := torch.library.Library("aten", "IMPL"))
     ours = {"copy_": _copy, "_copy_from": _copy_from}
     computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
@@ -179,4 +197,6 @@ def install() -> None:
         elif full != name and (name in _WHOLE or (computed(full, "CPU") and not computed(full, "PrivateUse1"))):
             packet, _, overload = name.partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            aten.impl(full, partial(_run, op), "PrivateUse1")
+            kinds = [isinstance(argument.type, torch.TensorType) for argument in op._schema.arguments]
+            of_tensors = frozenset(number for number, is_tensor in enumerate(kinds) if is_tensor)
+            aten.impl(full, partial(_run, op, name.partition(".")[0], of_tensors), "PrivateUse1")

@@ -190,7 +190,8 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
     for name, values in whole.residual(diagnose.residual_rows).items():
         for one, other in zip(got["residual"][name], values, strict=True):
             assert (one is None) == (other is None)
-            assert one is None or one == pytest.approx(other, rel=1e-4, abs=1e-5)
+            near = 2e-3 if name == "gate_ratio" else 1e-5  # which counts numbers above zero, where some lie next to it
+            assert one is None or one == pytest.approx(other, rel=1e-4, abs=near)
     last = got["decay"]["by_layer"]["vision"][-1]
     for layer, share in enumerate(last):
         row = whole.attention[layer, whole.generating[-1]]

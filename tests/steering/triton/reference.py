@@ -144,7 +144,6 @@ def pooled(
     column = places.lengths[row] - places.bounds[row + 1] + token
     behind = column[:, None] - torch.arange(length, device=query.device)
     hidden = (behind < 0) if window is None else (behind < 0) | (behind >= window)
-    near, far = (part[slot].repeat_interleave(query.shape[1] // kv_heads, 1) for part in (keys, values))
-    scores = (near @ query[..., None])[..., 0] * scaling
-    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1).nan_to_num(0)
-    return (weights[:, :, None] @ far)[:, :, 0]
+    scores = query.unflatten(1, (kv_heads, -1)) @ keys[slot].mT * scaling
+    weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1).nan_to_num(0)
+    return (weights @ values[slot]).flatten(1, 2)

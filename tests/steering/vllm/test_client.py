@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 import steering
-from server.engine.launched import free_port
 from steering import Busy, Fault, Request, RequestError, Sampling
 from steering.grammar.grammar import Grammar
 from steering.vllm import client as client_module
 from steering.vllm.client import VllmClient
 from steering.vllm.servers import Server, ServerLost
 from tests.forked import forked
+from tests.ports import own_port
 from tests.steering.parallel.asking import chat, picture
 from tests.steering.vllm.computing import PlainAnswers
 from tests.steering.vllm.conftest import Connect, Serve
 from tests.steering.vllm.fake import FakeVllm, facts_of
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 Body = dict[str, Any]
 ASKED = Request(chat(), Sampling(max_tokens=20, ignore_eos=True, logprobs=2))
@@ -37,7 +37,7 @@ def scripted(count: int = 20, end: bool = True, wait: threading.Event | None = N
     def answer(body: Body) -> Iterator[Any]:
         for number in range(count):
             if number == count - 1 and wait is not None:
-                wait.wait(20)
+                wait.wait(PATIENCE)
             yield {"tokens": [40 + number], "logprobs": [-0.5], "top": [[[40 + number, -0.5], [9, -2.0]]]}
         if end:
             yield {"ended": {"reason": "length", "reused": 3, "taken": {}}}
@@ -105,7 +105,7 @@ def test_a_cancelled_answer_is_ended_on_the_server(
     completion = client.submit(Request(chat(), Sampling(max_tokens=500, ignore_eos=True)))
     next(iter(completion))
     completion.cancel()
-    assert fake.aborted.acquire(timeout=10)
+    assert fake.aborted.acquire(timeout=PATIENCE)
     assert 0 < completion.generated(0) < 200
     wait_for(lambda: client.stats()["running"] == 0)
     assert client.stats()["cancelled"] == 1
@@ -255,7 +255,7 @@ def test_whoever_runs_when_it_stops_is_told_and_the_server_too(serve: Serve, con
     client.stop()
     with pytest.raises(Fault, match="shutting down"):
         completion.result()
-    assert fake.aborted.acquire(timeout=10)
+    assert fake.aborted.acquire(timeout=PATIENCE)
 
 
 def test_a_machine_that_vanishes_without_a_word_does_not_hold_its_answers(
@@ -298,7 +298,7 @@ def test_two_servers_of_which_one_is_killed_while_it_answers(
     answers: PlainAnswers, own: steering.Engine, connect: Connect, tmp_path: Path
 ) -> None:
     """Streamed answers of the killed one end with an error, whole ones are all there, and the other one goes on."""
-    ports = [free_port() for _ in range(2)]
+    ports = [own_port() for _ in range(2)]
     facts = facts_of(answers, slots=32)
 
     def serving(port: int) -> Callable[[], None]:

@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from server.access.named import NamedKey, digest_of, write
 from server.dialects.answer import Answer
+from server.journal import writer
 from server.journal.database import Database
 from server.journal.reading.stored import Chosen, page
 from server.journal.retention import prune
@@ -21,6 +22,7 @@ from steering import CallPiece, Choice, Chunk, Result, ToolCall
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import Sdk, Serve, database_of, journal_of
+from tests.waiting import PATIENCE
 
 
 def test_the_sdks_methods(serve: Serve, sdk: Sdk) -> None:
@@ -237,7 +239,10 @@ def test_stored_completions_go_with_the_days_and_the_number_of_rows(database: Da
     assert left == [f"chatcmpl-{n}" for n in range(5, 10)]
 
 
-def test_an_answer_is_found_at_once_while_the_journal_is_being_written(fake: FakeEngine, serve: Serve) -> None:
+def test_an_answer_is_found_at_once_while_the_journal_is_being_written(
+    fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PATIENCE", 0.1)
     client = serve(fake)
     database = database_of(client)
     held, free = threading.Event(), threading.Event()
@@ -245,11 +250,11 @@ def test_an_answer_is_found_at_once_while_the_journal_is_being_written(fake: Fak
     def hold() -> None:
         with database.writer.begin():
             held.set()
-            free.wait(10)
+            free.wait(PATIENCE)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    held.wait(10)
+    held.wait(PATIENCE)
     made = client.post("/v1/chat/completions", json={"messages": [user("hi")], "store": True}).json["id"]
     threading.Timer(0.1, free.set).start()
     holder.join()

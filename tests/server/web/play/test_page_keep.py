@@ -41,8 +41,8 @@ OWN = (SAMPLES / "letter.png").read_bytes()
 
 
 def settle(page: Any) -> None:
-    """Wait until what was done last is kept."""
-    page.wait_for_timeout(400)
+    """Wait until what was done last is kept, by a timer of the page's own, which goes off behind that which keeps."""
+    page.evaluate("new Promise((done) => setTimeout(done, 400))")
 
 
 def reload(page: Any) -> None:

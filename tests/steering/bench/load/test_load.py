@@ -22,6 +22,7 @@ from steering.bench.rows import Gauge, Unavailable
 from steering.bench.sections import rows_of
 from steering.bench.shapes import SHAPES, write_checkpoint
 from steering.bench.trial import Trial
+from tests.waiting import PATIENCE
 
 TINY = Trial("tiny", "cpu", "float32", quick=True)
 
@@ -31,13 +32,16 @@ def values(rows: list[Gauge], label: str) -> list[float]:
 
 
 def test_callers_ask_at_once_and_each_one_after_the_other() -> None:
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, asked, lock, together = 0, 0, 0, threading.Lock(), threading.Barrier(3)
 
     def ask(pieces: int) -> Iterator[int]:
-        nonlocal running, most
+        nonlocal running, most, asked
         with lock:
-            running += 1
+            running, asked = running + 1, asked + 1
             most = max(most, running)
+            is_among_first = asked <= 3
+        if is_among_first:
+            together.wait(PATIENCE)
         time.sleep(0.02)
         for piece in range(pieces):
             yield piece

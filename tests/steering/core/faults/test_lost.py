@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from steering.errors import UnsupportedModel
 from tests import families
 from tests.steering.conftest import LoadMLLM, MakeEngine
 from tests.steering.core.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once
+from tests.waiting import wait_for
 
 
 class Loses(Once):
@@ -100,9 +100,7 @@ def test_whoever_waits_is_told_and_the_process_ends(
     engine.start()
     with pytest.raises(Fault, match="The engine died: CUDA error"):
         engine.submit(Request(families.example_messages(FAMILY, 1), SAMPLING)).result()
-    deadline = time.monotonic() + 10
-    while not left and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: left)
     assert (left, engine.healthy) == ([1], False)
 
 

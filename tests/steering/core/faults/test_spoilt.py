@@ -23,6 +23,7 @@ from steering.runner.passes import Passes
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.core.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once, answers
+from tests.waiting import PATIENCE
 
 EVERY = frozenset({"focus", "modality", "decay", "residual", "tam"})
 
@@ -124,7 +125,7 @@ def test_a_last_token_that_cannot_be_read_ends_in_a_fault(
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
-        waiting.join(30)
+        waiting.join(PATIENCE)
         assert "division by zero" in str(found[0])
         assert engine.stats()["faults"] == 1
     finally:
@@ -172,7 +173,7 @@ def hasty() -> Iterator[None]:
 def test_many_callers_queue_while_the_engine_steps(make_engine: MakeEngine) -> None:
     engine = make_engine(FAMILY, slots=4, max_waiting=10_000)
     request = Request([{"role": "user", "content": "Hi"}], Sampling(max_tokens=1))
-    end, problems = time.monotonic() + 4, []
+    end, problems = time.monotonic() + 2, []
 
     def call() -> None:
         while time.monotonic() < end and not problems:

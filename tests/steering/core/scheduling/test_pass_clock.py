@@ -28,7 +28,7 @@ def test_a_processor_is_timed_by_the_host() -> None:
     clock.settle()
     ((units, seconds),) = price.passes
     assert units == 7
-    assert 0.02 <= seconds < 1
+    assert 0.02 <= seconds < 15
 
 
 def test_a_gpu_is_asked_when_it_has_come_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from steering.cpu.packages.team import TRIED, Team
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_shares_are_about_equal_and_none_is_too_small(threads: int, rows: int, l
 
 
 def test_each_call_runs_on_its_own_thread_in_inference_mode() -> None:
-    together, threads = threading.Barrier(3, timeout=10), torch.get_num_threads()
+    together, threads = threading.Barrier(3, timeout=PATIENCE), torch.get_num_threads()
 
     def call(number: int) -> Callable[[], tuple[int, int, int, bool]]:
         def said() -> tuple[int, int, int, bool]:
