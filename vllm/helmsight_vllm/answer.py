@@ -83,7 +83,8 @@ class Answer:
         return self._labels
 
     def looks_at(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the ranges of positions from start to stop whose attention is read."""
+        """Return the ranges of positions from start to stop whose attention is read; none where start is behind stop."""
+        stop = max(start, stop)
         looked = np.ones(stop - start + 2, bool)
         looked[[0, -1]] = False
         prompt = self._looked[start:stop]

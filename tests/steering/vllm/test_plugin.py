@@ -146,6 +146,15 @@ def test_states_are_the_mean_of_the_rows_that_count_or_nothing_where_too_many_fo
     assert taken(10).isnan().all()
 
 
+def test_rows_are_read_once_though_a_preempted_answer_is_computed_again_in_chunks() -> None:
+    asked = {"labels": [[0, 6]], "rows": {"question": [[1, 3]]}, "steps": False}
+    planned = plan.Plan.of({plan.KEY: {"number": "1", "length": 6, "classes": [], "attention": asked}})
+    one = answer.Answer(planned, table_of(2, 3), 2, 3)
+    assert one.looks_at(0, 4) == [(1, 3)]
+    assert one.looks_at(2, 9) == [(2, 3), (5, 9)]
+    assert [one.looks_at(9, stop) for stop in range(10)] == [[]] * 10
+
+
 def table_of(layers: int, width: int) -> table.AdditionTable:
     return table.AdditionTable(layers, width, 1, torch.float32, torch.device("cpu"))
 
