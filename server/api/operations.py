@@ -35,7 +35,7 @@ def ready() -> Response:
     headers = {} if state == "ready" else {"Retry-After": "2"}
     readiness = {"status": state, "journal": app.journal.status()}
     if state == "loading":
-        readiness["progress"] = app.runtime.progress.as_json()
+        readiness["progress"] = app.runtime.progress_json()
     return json_response(readiness, 200 if state == "ready" else 503, headers)
 
 

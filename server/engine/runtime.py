@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,7 @@ from steering.errors import SHUTTING_DOWN, EngineEnded
 
 log = logging.getLogger("helmsight")
 
+LOADING = "The model is still loading."
 State = Literal["loading", "ready", "draining", "failed"]
 
 
@@ -209,6 +210,14 @@ class Runtime:
         engine = self._serving.engine
         return "ready" if engine.healthy else "loading" if engine.capabilities.recovers else "failed"
 
+    def progress_json(self) -> dict[str, Any]:
+        """Return the progress of loading, or of the wait for an engine that is gone and comes back by itself, for JSON."""
+        if self._serving is None:
+            return self.progress.as_json()
+        engine = self._serving.engine
+        gone = round(engine.stats().get("seconds_gone", 0.0), 1)
+        return {"stage": f"waiting for {engine.capabilities.engine}", "share": None, "seconds": gone}
+
     @property
     def loaded(self) -> Serving | None:
         """The loaded model in any state; None before loading has finished."""
@@ -220,7 +229,7 @@ class Runtime:
         if state == "ready" and self._serving is not None:
             return self._serving
         message, retry = {
-            "loading": ("The model is still loading.", 2.0),
+            "loading": (LOADING if self._serving is None else "The engine is gone, and is expected back.", 2.0),
             "draining": (SHUTTING_DOWN, 5.0),
             "failed": ("The model is not available.", 30.0),
         }[state]

@@ -105,6 +105,7 @@ class VllmClient(Client):
                 "max_waiting": self._max_waiting,
                 "servers": len(list(self.servers)),
                 "servers_ready": len(self.servers.well),
+                "seconds_gone": self.servers.seconds_gone,
                 **self._counts,
                 **self.mllm.seen.stats(),
             }
@@ -324,10 +325,10 @@ class VllmClient(Client):
         while not self._closed.wait(EVERY):
             try:
                 changed = server.look()
-            except SteeringError as error:
+            except Exception as error:  # whatever it is, the server may be well later
                 changed = False
                 if str(error) != refused:
-                    log.error("a vLLM server is not used: %s", error)
+                    log.error("a vLLM server is not used: %s", error, exc_info=not isinstance(error, SteeringError))
                 refused = str(error)
             if changed:
                 log.info("the vLLM server %s is %s", server.url, "well" if server.well else "not well")

@@ -38,6 +38,9 @@ PIECE = 65_536
 """Most bytes that are read from a stream at once."""
 RETRIED = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 """Statuses that say nothing of a request: another server may answer it."""
+ONCE = Retry(0, redirect=False)
+TWICE = Retry(1, connect=0, redirect=False, allowed_methods=None, respect_retry_after_header=False)
+"""Bodies are sent once more where the connection breaks: a server may close an idle one while a body is on its way."""
 
 
 class ServerLost(Fault):
@@ -75,8 +78,9 @@ class AnswerStream:
 class Server:
     """One vLLM server.
 
-    `running` counts the rows of the answers that it works on; `well` is True while it answers. `vet` compares the answers of
-    a server before it is used, also where it comes back, as it may be another one; it raises UnsupportedModel.
+    `running` counts the rows of the answers that it works on; `well` is True while it answers, `lost_at` the time on the
+    monotonic clock when it last ceased to. `vet` compares the answers of a server before it is used, also where it comes
+    back, as it may be another one; it raises UnsupportedModel.
     """
 
     def __init__(self, url: str, key: str | None = None):
@@ -87,21 +91,21 @@ class Server:
         self.well = False
         self.vet: Callable[[Server], None] = lambda server: None
         self._vetted = False
-        self._lost_at = self._refused_until = 0.0
+        self.lost_at = self._refused_until = 0.0
         self._missed = 0
         self._losing = threading.Lock()
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         timeout = Timeout(connect=PATIENCE, read=None)
         # Connections are bounded by the answers that run.
         self._pool: HTTPConnectionPool = urllib3.connection_from_url(
-            self.url, maxsize=1024, timeout=timeout, headers=headers, retries=Retry(0, redirect=False)
+            self.url, maxsize=1024, timeout=timeout, headers=headers, retries=TWICE
         )
         self._base = urllib3.util.parse_url(self.url).path or ""
 
     def get(self, path: str) -> Any:
         """Return the JSON at a path, None where there is none; raise ServerLost where the server does not answer well."""
         try:
-            response = self._pool.request("GET", self._base + path, timeout=Timeout(PATIENCE))
+            response = self._pool.request("GET", self._base + path, timeout=Timeout(PATIENCE), retries=ONCE)
         except HTTPError as error:
             raise ServerLost(f"{self.url} cannot be reached: {_reason(error)}") from error
         if response.status == HTTPStatus.NOT_FOUND:
@@ -160,7 +164,7 @@ class Server:
 
     def _vet(self) -> None:
         """Let `vet` compare its answers; one that was refused is left alone for a while."""
-        if self._vetted and time.monotonic() - self._lost_at < RESTART:
+        if self._vetted and time.monotonic() - self.lost_at < RESTART:
             return  # it was busy, or its network was
         self._vetted = False
         try:
@@ -180,7 +184,7 @@ class Server:
         with self._losing:
             was_well, self.well = self.well, False
         if was_well:
-            self._lost_at = time.monotonic()
+            self.lost_at = time.monotonic()
             log.error("a vLLM server is gone: %s", error)
 
 
@@ -233,6 +237,11 @@ class Servers:
     def well(self) -> list[Server]:
         """The servers that answer."""
         return [server for server in self._servers if server.well]
+
+    @property
+    def seconds_gone(self) -> float:
+        """Seconds since the last server was lost; 0 while one answers."""
+        return 0.0 if self.well else time.monotonic() - max(server.lost_at for server in self._servers)
 
     def facts(self) -> ServerFacts:
         """Return what the servers that are well have in common, and expect it of all others from now on.

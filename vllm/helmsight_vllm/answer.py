@@ -83,7 +83,8 @@ class Answer:
         return self._labels
 
     def looks_at(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the ranges of positions from start to stop whose attention is read."""
+        """Return the ranges of positions from start to stop whose attention is read; none where start is behind stop."""
+        stop = max(start, stop)
         looked = np.ones(stop - start + 2, bool)
         looked[[0, -1]] = False
         prompt = self._looked[start:stop]
@@ -155,11 +156,8 @@ class Answer:
             out["attention"] = {name: array_of(values) for name, values in self._sums(plan.attention, fed).items()}
         if self.prompt_state is not None:
             out["states"] = array_of(self.prompt_state)
-        surplus = self._stream_count - (fed + 1)
-        if plan.residual and 0 <= surplus < len(self._latest):
-            total = self._stream_sum - sum(list(self._latest)[len(self._latest) - surplus :])
-            latest = self._latest[-1 - surplus]
-            out["residual"] = {"states": array_of(torch.stack([total / (fed + 1), latest]))}
+        if plan.residual:
+            out["residual"] = {"states": array_of(self._stream(fed))}
         if plan.steered is not None:
             out["steering"] = {"inverse": array_of(self.inverse)}
         if plan.think is not None:
@@ -169,6 +167,17 @@ class Answer:
             changed = sum(bool(change) for tokens, change in self.changes if tokens <= fed)
             out["twin"] = {"changed": changed, "masks": [mask for mask in self.masks if mask["token"] <= fed]}
         return out
+
+    def _stream(self, fed: int) -> torch.Tensor:
+        """Return the mean and the last state of the rows that generated tokens, (2, layers, d).
+
+        They are NaN where more rows than are kept came behind these.
+        """
+        surplus = self._stream_count - (fed + 1)
+        if not 0 <= surplus < len(self._latest):
+            return torch.full((2, *self._stream_sum.shape), torch.nan)
+        total = self._stream_sum - sum(list(self._latest)[len(self._latest) - surplus :])
+        return torch.stack([total / (fed + 1), self._latest[-1 - surplus]])
 
     def _sums(self, attention: Attention, fed: int) -> dict[str, torch.Tensor]:
         end = self.plan.length + fed

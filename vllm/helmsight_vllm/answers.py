@@ -36,6 +36,8 @@ ENDED = ("stop", "length")
 """The ends of a whole answer, as vLLM names them."""
 POLL = 0.01
 """Seconds between two looks for a mask."""
+ALONE = 30.0
+"""Seconds that a leader may run without its twin, which ends by the same token."""
 
 
 def pair_places(config: Any, groups: int, servers: int) -> tuple[int, int]:
@@ -89,7 +91,10 @@ class Answers:
         """Return what an answer needs of vLLM; raise Refused."""
         check(body, self.can, self._config.model_config)
         number = uuid.uuid4().hex
-        images = [image_of(data, place) for place, data in enumerate(body.images)]
+        # Pictures take long. Meanwhile the event loop has other answers to pass on.
+        images = await asyncio.gather(
+            *(asyncio.to_thread(image_of, data, place) for place, data in enumerate(body.images))
+        )
         inputs = await self._inputs(body.prompt, images, body, "prompt")
         params = sampling_of(body.sampling, body.seed, body.stream)
         # Rows that come from the prefix cache are not computed, so that nothing can be read of them.
@@ -119,7 +124,8 @@ class Answers:
         if asked.noise is not None:
             vision = getattr(self._config.model_config.hf_config, "vision_config", None)
             try:
-                add_noise(inputs, asked.noise.step, asked.noise.seeds, getattr(vision, "temporal_patch_size", 1))
+                frames = getattr(vision, "temporal_patch_size", 1)
+                await asyncio.to_thread(add_noise, inputs, asked.noise.step, asked.noise.seeds, frames)
             except ValueError as error:
                 raise Refused(str(error), "twin.noise") from None
         return self._side(body, prompt, inputs, number)
@@ -143,7 +149,7 @@ class Answers:
         """Return the plan of masks; raise Refused where pictures cannot be masked or tokens are forced."""
         if len(inputs["prompt_token_ids"]) > body.prompt.length:
             raise Refused("There can be no mask before forced tokens.", "twin.mask", "unsupported")
-        if not maskable(inputs, [len(columns) for columns in mask.images]) or not all(mask.images):
+        if not (mask.images and all(mask.images) and maskable(inputs, [len(columns) for columns in mask.images])):
             raise Refused("These pictures' tokens are no patches of their pixel values.", "twin.mask", "unsupported")
         columns = [column for image in mask.images for column in image]
         if (
@@ -168,14 +174,17 @@ class Answers:
                 twin.cancel()
 
     async def _lead_twin(self, body: AnswerBody, prepared: Prepared) -> None:
-        """Generate a twin's tokens to their end; one that fails ends its leader, which would wait for it forever."""
+        """Generate a twin's tokens to their end, and end a leader that then goes on, which would wait for more forever."""
         reason = None
         try:
             reason = await self._follow(body, prepared)
         except Exception:
             log.exception("the twin of an answer failed")
-        if reason not in ENDED:
+        if reason in ENDED:
+            await asyncio.sleep(ALONE)
+        while True:  # the leader's end cancels this; one that the engine does not know yet cannot be aborted
             await self.engine.abort(prepared.leader.number)
+            await asyncio.sleep(ALONE)
 
     async def _follow(self, body: AnswerBody, prepared: Prepared) -> str | None:
         """Generate the twin, or one after another with pictures masked anew, and return why it ended."""
@@ -187,7 +196,7 @@ class Answers:
             patches = await self._mask(prepared.leader.number, len(tokens))
             prompt = body.prompt.model_copy(update={"ids": [*body.prompt.ids, *tokens]})
             inputs = await self._inputs(prompt, prepared.images, body, "twin.prompt")
-            add_masks(inputs, patches, sizes)
+            await asyncio.to_thread(add_masks, inputs, patches, sizes)
             room = body.sampling.max_tokens - len(tokens)
             most = min(asked.mask.refresh or room, room)
             end = await self._last(self._side(body, prompt, inputs, prepared.leader.number, len(tokens), most))
@@ -297,7 +306,7 @@ class Answers:
         except ValueError as error:
             raise Refused(str(error), param) from None
         ids = np.array(inputs["prompt_token_ids"][: prompt.length], "<i4")
-        if hashlib.sha256(ids.tobytes()).hexdigest() != prompt.sha256:
+        if len(ids) != prompt.length or hashlib.sha256(ids.tobytes()).hexdigest() != prompt.sha256:
             raise Refused(
                 f"The prompt's tokens differ: vLLM makes {len(inputs['prompt_token_ids'])} of it, of which "
                 f"{prompt.length} should have this hash.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from helmsight_vllm.body import AnswerBody
+from helmsight_vllm.body import AnswerBody, PromptBody
 from helmsight_vllm.inputs import Refused
 from helmsight_vllm.plan import additions_of, expanded
 from helmsight_vllm.table import ROWS_PER_ANSWER
@@ -36,9 +36,9 @@ def check(body: AnswerBody, can: Collection[str], model: Any) -> None:
         if labels.max(initial=-1) >= model.get_head_size():
             raise Refused(f"There may be at most {model.get_head_size()} labels.", "attention.labels")
     if body.steering is not None:
-        classes = expanded(body.prompt.classes)
-        if len(classes) != length or not 0 <= classes.min(initial=0) <= classes.max(initial=0) < body.steering.classes:
-            raise Refused(f"There must be a class below {body.steering.classes} for each token.", "prompt.classes")
+        _check_classes(body.prompt, body.steering.classes, "prompt")
+        if twin is not None and twin.prompt is not None:
+            _check_classes(twin.prompt, body.steering.classes, "twin.prompt")
         if len({*additions_of(body.steering.model_dump())}) > ROWS_PER_ANSWER:
             raise Refused(f"There may be {ROWS_PER_ANSWER} different sums of vectors.", "steering")
         for place, vector in enumerate(body.steering.vectors):
@@ -50,3 +50,10 @@ def check(body: AnswerBody, can: Collection[str], model: Any) -> None:
                 raise Refused(str(error), f"steering.vectors[{place}]", error.code) from None
     if body.think is not None and len(body.think.thresholds) != layers:
         raise Refused(f"The model has {layers} layers.", "think.thresholds")
+
+
+def _check_classes(prompt: PromptBody, count: int, param: str) -> None:
+    """Raise Refused unless a prompt has one of `count` classes for each token; a step with others would end the engine."""
+    classes = expanded(prompt.classes)
+    if len(classes) != prompt.length or not 0 <= classes.min(initial=0) <= classes.max(initial=0) < count:
+        raise Refused(f"There must be a class below {count} for each token.", f"{param}.classes")

@@ -58,8 +58,9 @@ def match(runner: Any, runtime: Runtime) -> tuple[list[Matched], list[int]]:
 
 def contrast_in(runner: Any, runtime: Runtime) -> None:
     """Extend a runner's sampling by contrasts."""
-    plain, plain_bookkeeping = runner._sample, runner._bookkeeping_sync
+    plain, plain_bookkeeping, plain_scores = runner._sample, runner._bookkeeping_sync, runner._get_prompt_logprobs_dict
     kept: dict[int, torch.Generator] = {}
+    late: dict[str, Any] = {}  # log-probabilities of prompts whose answers are held, by request
 
     def sample(logits: Any, spec_decode_metadata: Any) -> Any:
         if logits is not None:  # those of tensor-parallel ranks are None where the first one alone samples
@@ -90,4 +91,15 @@ def contrast_in(runner: Any, runtime: Runtime) -> None:
         kept.clear()
         return noted
 
-    runner._sample, runner._bookkeeping_sync = sample, bookkeeping
+    def prompt_scores(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        # vLLM's engine ends where they come without a token: those of a held answer wait for its first one.
+        found = {**late, **plain_scores(*args, **kwargs)}
+        batch, unready = runner.input_batch, runner.discard_request_mask.np
+        ready = {request for place, request in enumerate(batch.req_ids[: batch.num_reqs]) if not unready[place]}
+        late.clear()
+        late.update((one, found.pop(one)) for one in [*found] if one not in ready)
+        for gone in [request for request in late if request not in runner.requests]:
+            del late[gone]
+        return found
+
+    runner._sample, runner._bookkeeping_sync, runner._get_prompt_logprobs_dict = sample, bookkeeping, prompt_scores

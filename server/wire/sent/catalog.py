@@ -325,13 +325,13 @@ class JournalState(AnswerBody):
 
 
 class LoadingProgress(AnswerBody):
-    """The progress of loading."""
+    """The progress of loading, or of waiting for an engine that is gone."""
 
     stage: str
     share: float | None
     """The completed share of the stage, from 0 to 1; null if unknown."""
     seconds: float
-    """Seconds since the start."""
+    """Seconds since the start, or since the engine was lost."""
 
 
 class Readiness(AnswerBody):
@@ -341,7 +341,7 @@ class Readiness(AnswerBody):
     journal: JournalState
     """The state of the journal; it does not change the status, since answers need no journal."""
     progress: LoadingProgress | None = None
-    """The progress while the model loads."""
+    """The progress while the model loads, or its engine is gone."""
 
 
 class SampleList(AnswerBody):

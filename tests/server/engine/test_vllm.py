@@ -20,7 +20,7 @@ from server.engine import vllm
 from server.engine.runtime import load
 from server.settings import Settings
 from steering import UnsupportedModel
-from steering.vllm.servers import Server, Servers
+from steering.vllm.servers import Server, ServerLost, Servers
 from tests.ports import own_port
 from tests.server.conftest import ask, data_uri
 from tests.server.engine.fronts import front
@@ -214,9 +214,13 @@ def test_answers_are_in_the_journal_and_the_metrics(there: FlaskClient) -> None:
 def test_it_is_not_ready_while_no_server_is(there: FlaskClient, over_vllm: Flask) -> None:
     client: Any = over_vllm.extensions["helmsight"].runtime.loaded.engine._client
     (server,) = client.servers
-    server.well = False
-    assert ask(there, "Hi!").status_code == 503
-    assert there.get("/ready").status_code == 503
+    server.lose(ServerLost("it is started again"))
+    refused, readiness = ask(there, "Hi!"), there.get("/ready")
+    assert (refused.status_code, readiness.status_code) == (503, 503)
+    assert "gone" in refused.json["error"]["message"]
+    progress = readiness.json["progress"]
+    assert progress["stage"] == "waiting for vLLM 0.0"
+    assert 0 <= progress["seconds"] < 20
     assert there.get("/health").status_code == 200  # who restarts what is not healthy would not bring a server back
     wait_for(lambda: there.get("/ready").status_code == 200)
 

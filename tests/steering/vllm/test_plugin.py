@@ -14,8 +14,8 @@ import helmsight_vllm
 import numpy as np
 import pytest
 import torch
+from helmsight_vllm import answer, body, masks, noise, plan, table, vectors
 from helmsight_vllm import arrays as plugin_arrays
-from helmsight_vllm import body, masks, noise, plan, vectors
 
 from steering import Diagnose, Generate, Grammar, Icd, Request, Sampling, Steer, SteeringVector, Think, Vcd, VectorStore
 from steering.interventions import contrast, generate
@@ -128,6 +128,35 @@ def test_runs_and_arrays_travel(model: MLLM) -> None:
     assert torch.equal(arrays.tensor_of(plugin_arrays.array_of(tensor)), tensor)
     mean = plugin_arrays.mean_of([plugin_arrays.array_of(part) for part in (tensor, tensor + 1)])
     torch.testing.assert_close(arrays.tensor_of(mean), tensor + 0.5)
+
+
+def test_states_are_the_mean_of_the_rows_that_count_or_nothing_where_too_many_followed() -> None:
+    layers, width, length, states = 2, 3, 4, torch.randn(100, 2, 3)
+    asked = {"number": "1", "length": length, "classes": [], "residual": {}}
+    one = answer.Answer(plan.Plan.of({plan.KEY: asked}), table_of(layers, width), layers, width)
+    for row, state in enumerate(states):
+        one.add_states(length - 1 + row, state)
+
+    def taken(fed: int) -> torch.Tensor:
+        return arrays.tensor_of(one.taken(fed)["residual"]["states"])
+
+    for fed in (99, 90, 100 - answer.KEPT_STATES):
+        torch.testing.assert_close(taken(fed), torch.stack([states[: fed + 1].mean(0), states[fed]]))
+    assert taken(10).shape == (2, layers, width)
+    assert taken(10).isnan().all()
+
+
+def test_rows_are_read_once_though_a_preempted_answer_is_computed_again_in_chunks() -> None:
+    asked = {"labels": [[0, 6]], "rows": {"question": [[1, 3]]}, "steps": False}
+    planned = plan.Plan.of({plan.KEY: {"number": "1", "length": 6, "classes": [], "attention": asked}})
+    one = answer.Answer(planned, table_of(2, 3), 2, 3)
+    assert one.looks_at(0, 4) == [(1, 3)]
+    assert one.looks_at(2, 9) == [(2, 3), (5, 9)]
+    assert [one.looks_at(9, stop) for stop in range(10)] == [[]] * 10
+
+
+def table_of(layers: int, width: int) -> table.AdditionTable:
+    return table.AdditionTable(layers, width, 1, torch.float32, torch.device("cpu"))
 
 
 def test_both_speak_one_version_of_the_contract() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +99,25 @@ def test_a_server_that_comes_back_with_less_is_not_used(
     wait_for(lambda: client.healthy)
 
 
+def test_a_server_whose_check_broke_is_looked_at_again(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    monkeypatch.setattr(servers_module, "RESTART", 0.0)
+    client = connect(serve(answer=scripted()))
+    (server,) = client.servers
+    faults = [RuntimeError("no thread can be started")]
+
+    def vet(looked: Server) -> None:
+        if faults:
+            raise faults.pop()
+
+    server.vet = vet
+    server.lose(ServerLost("it ended"))
+    wait_for(lambda: server.well)
+    assert "no thread can be started" in caplog.text
+
+
 def test_a_server_is_vetted_before_it_is_used_and_left_alone_where_it_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +158,33 @@ def test_an_answer_that_a_server_fails_by_its_own_word_runs_on_another(serve: Se
     assert [tokens_of(result) for result in client.generate(asked)] == [list(range(40, 60))] * 12
     assert len(fakes[0].asked) > 0
     assert len(client.servers.well) == 2  # what fails one answer need not fail others
+
+
+def test_a_connection_that_the_server_closes_while_a_body_is_on_its_way_costs_no_answer() -> None:
+    """The server answers the first request of each connection, and closes it when the second one comes."""
+    listening, taken = socket.create_server(("127.0.0.1", 0)), []
+
+    def serving() -> None:
+        for _ in range(2):
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rb") as lines:
+                for answers in (True, False):
+                    head = b"".join(iter(lines.readline, b"\r\n"))
+                    body = lines.read(2)
+                    taken.append((head.split()[0], body))
+                    if answers:
+                        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}\n")
+                    else:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+    thread = threading.Thread(target=serving, daemon=True)
+    thread.start()
+    server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
+    for _ in range(2):
+        with server.answer("/v1/helmsight/answer", b"{}") as stream:
+            assert list(stream) == [{}]
+    assert taken == [(b"POST", b"{}")] * 3
+    listening.close()
 
 
 def test_the_key_is_sent_and_a_wrong_one_is_told(serve: Serve, connect: Connect) -> None:

@@ -34,8 +34,8 @@ CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/worker/gpu_worker.py", "Worker"): ("load_model", "model_runner", "use_v2_model_runner"),
     ("v1/worker/worker_base.py", "WorkerBase"): ("scheduler_config", "vllm_config"),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner"): (
-        "_model_forward", "_sample", "_bookkeeping_sync", "input_batch", "requests", "query_start_loc",
-        "discard_request_mask", "device", "model", "vllm_config", "kv_cache_config",
+        "_model_forward", "_sample", "_bookkeeping_sync", "_get_prompt_logprobs_dict", "input_batch", "requests",
+        "query_start_loc", "discard_request_mask", "device", "model", "vllm_config", "kv_cache_config",
     ),
     ("v1/worker/gpu_input_batch.py", "InputBatch"): ("req_ids", "num_reqs", "num_computed_tokens_cpu", "generators"),
     ("v1/worker/gpu_input_batch.py", "CachedRequestState"): ("sampling_params", "output_token_ids"),

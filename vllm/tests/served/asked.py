@@ -70,6 +70,9 @@ def contrasted(vector: SteeringVector, count: int = 4) -> dict[str, Request]:
         asked[f"vcd {seed}"] = request(seed, Vcd(), images=1 + seed % 2)
         asked[f"steered icd {seed}"] = request(seed, Icd(), Steer.to(vector, "text"))
         asked[f"single {seed}"] = request(seed, Steer.to(vector, "vision"), diagnose=Diagnose(["focus"]))
+    # A prompt's log-probabilities have to wait where its answer waits for the other side: behind its mask for certain.
+    for name, contrast in {"icd": Icd(), "generate": Generate()}.items():
+        asked[f"scored {name}"] = request(0, contrast, reply="The ring is white.")
     return asked
 
 
