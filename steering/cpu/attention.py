@@ -104,6 +104,7 @@ def _enhancement(hooks: Hooks, layer: int, columns: int) -> tuple[torch.Tensor |
     return None if len(changing) > 1 else (*changing[0], layer)
 
 
-def _kernel_options(heads: Heads) -> tuple[float, int, float]:
+def _kernel_options(heads: Heads) -> tuple[torch.Tensor | None, float, int, float]:
     """Return the last arguments of every kernel."""
-    return heads.scaling, heads.window or 0, heads.softcap or 0.0
+    sinks = None if heads.sinks is None else heads.sinks.float()
+    return sinks, heads.scaling, heads.window or 0, heads.softcap or 0.0

@@ -278,7 +278,8 @@ class MLLM:
         if len(shapes) > 1:  # the kernel is checked, and graphs hold its memory, for one
             return None
         _, kv_heads, _, width = shapes.pop()
-        return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width)
+        has_sinks = any(isinstance(getattr(module, "sinks", None), torch.Tensor) for module in self.layers.modules())
+        return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width, has_sinks)
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the rotary positions of a prompt with pictures, (axes, 1, n) on the CPU, for `embed`.

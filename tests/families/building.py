@@ -206,6 +206,9 @@ def _randomise(model: PreTrainedModel, spec: Family, tokenizer: PreTrainedTokeni
             std = 1.5 / fan_in**0.5
         elif "bias" in name:
             std = 0.1
+        elif name.endswith("sinks"):
+            weight.normal_(4.0, 1.5, generator=generator)  # so that they get a good part of the attention
+            continue
         elif weight.numel() == 1 and name.endswith("gate"):
             weight.fill_(1.0)  # made closed, as for the start of a training
             continue
