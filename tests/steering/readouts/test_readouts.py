@@ -27,6 +27,7 @@ STEPS = 4
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
 FAMILIES = (
     "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl",
+    "gpt_oss",
 )  # fmt: skip
 
 
@@ -65,7 +66,12 @@ class Whole:
 
         def keep(layer: int, name: str) -> Any:
             scale = scale_of(self.plain.layers[layer]) if name == "ffn" else 1.0
-            return lambda module, args, output: self.updates[layer].__setitem__(name, scale * output[0])
+
+            def hook(module: Any, args: Any, output: Any) -> None:
+                whole = output[0] if isinstance(output, tuple) else output  # some experts return scores, too
+                self.updates[layer][name] = scale * whole[0]
+
+            return hook
 
         def before(layer: int) -> Any:
             def hook(module: Any, args: Any, kwargs: Any) -> None:
