@@ -66,12 +66,8 @@ class Whole:
 
         def keep(layer: int, name: str) -> Any:
             scale = scale_of(self.plain.layers[layer]) if name == "ffn" else 1.0
-
-            def hook(module: Any, args: Any, output: Any) -> None:
-                whole = output[0] if isinstance(output, tuple) else output  # some experts return scores, too
-                self.updates[layer][name] = scale * whole[0]
-
-            return hook
+            # The first of a batch, or of what experts return, with their scores.
+            return lambda module, args, output: self.updates[layer].__setitem__(name, scale * output[0].flatten(0, -2))
 
         def before(layer: int) -> Any:
             def hook(module: Any, args: Any, kwargs: Any) -> None:
