@@ -99,7 +99,6 @@ GPT_OSS = replace(
             num_local_experts=4,
             num_experts_per_tok=2,
             sliding_window=16,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         )
     },
 )
