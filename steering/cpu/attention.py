@@ -42,8 +42,10 @@ class CpuDecode:
         elif terms.enhancement is None:
             out, means = read_attention(*tensors, terms.gains, *options, step.columns)
         else:
-            tables = terms.enhancement
-            out, means, effect = enhanced_attention(*tensors, terms.gains, *tables, heads.layer, *options, step.columns)
+            masks, settings, reading = terms.enhancement
+            out, means, effect = enhanced_attention(
+                *tensors, terms.gains, masks, settings, reading, heads.layer, *options, step.columns
+            )
             (hook,) = hooks.weighing
             assert isinstance(hook, WeightsForm)
             hook.note(effect)
