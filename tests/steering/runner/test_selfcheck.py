@@ -180,7 +180,9 @@ def test_an_ignored_soft_cap_is_refused(load_mllm: LoadMLLM, monkeypatch: pytest
         monkeypatch.setattr(layer.self_attn, "attn_logit_softcapping", 1.0)
     selfcheck.check_model(model)
     real = attention.Heads
-    monkeypatch.setattr(attention, "Heads", lambda layer, scaling, window, softcap: real(layer, scaling, window, None))
+    monkeypatch.setattr(
+        attention, "Heads", lambda layer, scaling, window, softcap, sinks: real(layer, scaling, window, None)
+    )
     assert refusal(model).startswith("decoder layer 0")
 
 
