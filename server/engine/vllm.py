@@ -118,7 +118,9 @@ def _loaded(settings: Settings, tell: Tell, urls: tuple[str, ...], launched: Lau
         tell("computing the plain model's answers", None)
         mllm = unread.result()
         if mllm.recurrent_layers:
-            raise UnsupportedModel(f"{mllm.name} has linear attention, which the plugin of vLLM does not know.")
+            raise UnsupportedModel(
+                f"{mllm.name} has linear attention or short convolutions, which the plugin of vLLM does not know."
+            )
         reference, vector = computed.result()
     tell("waiting for vLLM", None)
     facts = wait_for(servers, launched)

@@ -30,20 +30,11 @@ from server.settings import Settings, SettingsError
 from server.wording import one_sentence
 
 TESTED = frozenset(
-    {
+    (
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "llava", "llava_next"),
-        *(
-            "llava_onevision",
-            "internvl",
-            "gemma3",
-            "glm4v",
-            "idefics3",
-            "smolvlm",
-            "paligemma",
-            "mistral3",
-            "aya_vision",
-        ),
-    }
+        *("llava_onevision", "internvl", "gemma3", "gemma4", "glm4v", "idefics3", "lfm2_vl", "smolvlm", "paligemma"),
+        *("mistral3", "aya_vision"),
+    )
 )
 """Model types that the engine is tested with, so that transformers need not be asked."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")

@@ -33,12 +33,12 @@ export function ticks(low, high, count = 4) {
   }));
 }
 
-function extent(series, { low, high }) {
-  const values = series.flatMap((item) => item.values).filter((value) => value !== null && Number.isFinite(value));
+/** The ends of an axis for these numbers, a little above the highest; one apart where all numbers are equal. */
+export function extent(values, { low, high }) {
   const bottom = low ?? Math.min(0, ...values);
   let top = high ?? Math.max(...values, bottom);
   if (!(top > bottom)) top = bottom + (Math.abs(bottom) || 1);
-  return { bottom, top: high ?? bottom + (top - bottom) * 1.06, known: values.length > 0 };
+  return { bottom, top: high ?? bottom + (top - bottom) * 1.06 };
 }
 
 /** Lines over an index. series: [{name, values, colour (1..6 or "soft"), dash, strong}]. Options: label (spoken), x (name
@@ -48,7 +48,8 @@ export function lineChart(series, options = {}) {
   const { label, x = "", height = 190, format = short, compact = false, marks = [] } = options;
   const count = Math.max(0, ...series.map((item) => item.values.length));
   const names = options.names ?? Array.from({ length: count }, (_, i) => String(i));
-  const { bottom, top, known } = extent(series, options);
+  const numbers = series.flatMap((item) => item.values).filter((value) => value !== null && Number.isFinite(value));
+  const { bottom, top } = extent(numbers, options);
   const figure = h("figure", { class: compact ? "chart compact" : "chart" });
   const readings = series.map(() => h("b", {}));
   const place = h("span", { class: "place" });
@@ -226,19 +227,17 @@ export function dotChart(points, { label, height = 130, format = short, empty } 
     plot.append(h("p", { class: "nothing" }, empty ?? "None of these rows has this number."));
     return figure;
   }
-  const low = Math.min(0, ...known);
-  const high = Math.max(...known, low + 1e-9);
-  const top = high + (high - low) * 0.08;
+  const { bottom, top } = extent(known, {});
   atWidth(plot, (width) => {
     const pad = { ...PAD, bottom: 10 };
     const [inner, tall] = [width - pad.left - pad.right, height - pad.top - pad.bottom];
     const px = (i) => pad.left + (inner * (i + 0.5)) / points.length;
-    const py = (value) => pad.top + tall * (1 - (value - low) / (top - low));
+    const py = (value) => pad.top + tall * (1 - (value - bottom) / (top - bottom));
     plot.replaceChildren(
       svg(
         "svg",
         { width, height, role: "img", "aria-label": label },
-        ticks(low, top, 3)
+        ticks(bottom, top, 3)
           .map(({ value, text }) => [
             svg("line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: py(value), y2: py(value) }),
             svg("text", { class: "tick", x: pad.left - 6, y: py(value) + 3.5, "text-anchor": "end" }, text),

@@ -1,6 +1,6 @@
 // Numbers over time, drawn by uPlot: bars and lines, read under the pointer or with the arrow keys, zoomed by dragging.
 
-import { atWidth } from "./charts.js";
+import { atWidth, extent } from "./charts.js";
 import { h, short } from "./dom.js";
 import uPlot from "./vendor/uplot.js";
 
@@ -48,8 +48,7 @@ export function timeChart(series, { starts, bucket, label, bars, low, high, form
   }
   const heights = bars ? stacked(series) : series.map(({ values }) => values);
   const all = heights.flat().filter((value) => value !== null);
-  const bottom = low ?? Math.min(0, ...all);
-  const top = high ?? Math.max(...all, bottom + 1e-9) * 1.06;
+  const { bottom, top } = extent(all, { low, high });
   const colour = (i) => () => getComputedStyle(swatches[i]).backgroundColor;
   const axis = { stroke: () => getComputedStyle(legend).color, font: "11px system-ui, sans-serif", ticks: { show: false } };
   const scale = bars ? { incrs: WHOLE } : format === short ? {} : { values: (_, splits) => splits.map(format) };

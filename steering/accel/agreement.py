@@ -21,14 +21,24 @@ It is above 1 if one is wrong. It is below where a token meets another expert, o
 """
 
 
-def agree(ours: Ran, eager: Ran, chunk: PrefillChunk, changes: list[tuple[int, str, Any]]) -> bool | None:
+def agree(
+    ours: Ran,
+    eager: Ran,
+    chunk: PrefillChunk,
+    changes: list[tuple[int, str, Any]],
+    left: tuple[list[torch.Tensor], list[torch.Tensor]],
+) -> bool | None:
     """Return True where two passes of a chunk have the same results, None where the eager ones are not finite.
 
-    changes: the attributes in which hooks measure, as `TreeSpec.changes`. Ours may be padded.
+    changes: the attributes in which hooks measure, as `TreeSpec.changes`. Ours may be padded. left: what else both passes
+    have left.
     """
     real = to_device(chunk.real > 0, eager.computed.hidden.device)
     states = [ran.computed.hidden[real].double() for ran in (ours, eager)]
-    measured = [_measured(ran, changes) for ran in (ours, eager)]
+    measured = [
+        [*_measured(ran, changes), *(tensor.double() for tensor in own)]
+        for ran, own in zip((ours, eager), left, strict=True)
+    ]
     if not all(bool(tensor.isfinite().all()) for tensor in (states[1], *measured[1])):
         return None
     together, alone = _distance(states[0], states[1]), _distance(states[0], states[1], dim=-1)

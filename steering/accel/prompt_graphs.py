@@ -1,7 +1,8 @@
 """Prompts as CUDA graphs, because launching the kernels of a short one takes the host longer than the GPU computes.
 
 Prompts are packed one behind the other and padded to one of a few numbers of tokens. Padding writes to the last column of a
-slot, where nothing is ever read. Prompts under hooks have graphs only alone, because hooks know a row for each prompt.
+slot, where nothing is ever read. Prompts under hooks have graphs only alone, because hooks know a row for each prompt. So
+have those of models with recurrent states, which are of a row.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, PrefillChunk, Slots
 from steering.recorders.attention import GPU_CAPTURE_ROWS
+from steering.recurrent.padded import divided_at
 from steering.triton.capture import CaptureFunction
 
 SIZES = (*range(32, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
@@ -77,13 +79,25 @@ class _Inputs(NamedTuple):
         return cls(axes, names, *map(len, overlay.features.values())) if len(names) == 2 else None
 
 
+class _Kind(NamedTuple):
+    """The kind of a chunk: it has several prompts, or wants snapshots of recurrent states."""
+
+    several: bool
+    wants: bool
+
+    @classmethod
+    def of(cls, chunk: PrefillChunk) -> _Kind:
+        """Return the kind of a chunk."""
+        return cls(len(chunk.sequences) > 1, any(chunk.wanted))
+
+
 @dataclass
 class _Form:
     """Passes of one number of tokens under hooks of one shape.
 
     inputs: beside embeddings. names: of the slots that have hooks. columns: the number that hooks read, 0 without hooks.
     tensors: for each tensor of the hooks, its shape, dtype and device. wanted: how often it was wanted. used: the pass in
-    which it was wanted last. agreed: its results were compared with eager ones, for one prompt (False) and for several.
+    which it was wanted last. agreed: the kinds of chunks for which its results were compared with eager ones.
     refused: it has no graph.
     """
 
@@ -97,7 +111,7 @@ class _Form:
     graph: CapturedPass | None = None
     wanted: int = 0
     used: int = 0
-    agreed: set[bool] = field(default_factory=set)
+    agreed: set[_Kind] = field(default_factory=set)
     refused: bool = False
 
 
@@ -132,11 +146,12 @@ class PromptGraphs:
 
         acting: all slots that take part in the pass. eager: runs the chunk eagerly under hooks, for the first comparison.
         """
-        size, several, kind = _size(sum(chunk.lengths)), len(chunk.sequences) > 1, _Inputs.of(inputs, axes)
+        size, kind = _size(sum(chunk.lengths)), _Inputs.of(inputs, axes)
         wanting = [part for part in acting if part.may_hook(chunk)]
-        supported = len(chunk.sequences) <= (1 if wanting else ROWS) and all(type(part) in TRACED for part in wanting)
+        most = 1 if wanting or pool.states else ROWS
+        supported = len(chunk.sequences) <= most and all(type(part) in TRACED for part in wanting)
         fits = 0 < size <= (MOST_TOKENS if wanting else SIZES[-1]) and chunk.columns < pool.length
-        held = pool.layers == self._mllm.num_layers  # there are keys and values, and no recurrent states
+        held = pool.layers == len(self._mllm.attention_layers) and _leaves_wanted(chunk, pool)
         if self._ended or kind is None or not supported or not fits or not held:
             return None
         self._pool = pool
@@ -164,13 +179,16 @@ class PromptGraphs:
         hidden, *new_tensors = [tensor.clone() for tensor in graph.made]  # callers keep them
         form.tree_spec.change(bound.values, graph.changes, [*tensors, *new_tensors])
         ran = Ran(hooks, self._computed(chunk, hidden))
-        return ran if several in form.agreed else self._compared(form, graph, ran, chunk, wanting, inputs, eager)
+        _keep_states(chunk, pool)
+        known = _Kind.of(chunk) in form.agreed
+        return ran if known else self._compared(form, graph, ran, chunk, wanting, inputs, pool, eager)
 
     def apart(self, chunk: PrefillChunk, acting: Sequence[Slots]) -> bool:
-        """Return True where a few prompts under hooks probably have a graph each, so that none has to run eagerly."""
-        if not 1 < len(chunk.sequences) <= FEW or not any(part.may_hook(chunk) for part in acting):
+        """Return True where a few prompts probably have a graph each, and none together, so that none has to run eagerly."""
+        hooked = any(part.may_hook(chunk) for part in acting)
+        if not 1 < len(chunk.sequences) <= FEW or not (hooked or self._mllm.recurrent_layers):
             return False
-        captured = {form.tokens for form in self._forms if form.names and form.graph is not None}
+        captured = {form.tokens for form in self._forms if bool(form.names) is hooked and form.graph is not None}
         return all(_size(length) in captured for length in chunk.lengths)
 
     @torch.inference_mode()
@@ -313,14 +331,15 @@ class PromptGraphs:
         chunk: PrefillChunk,
         wanting: Sequence[Slots],
         inputs: Embedded,
+        pool: KVPool,
         eager: Eager,
     ) -> Ran:
         """Return the results of a graph if they are the eager ones, from then on; otherwise the eager results."""
-        hooks = {part.name: part.prefill(chunk) for part in wanting}
+        hooks, states = {part.name: part.prefill(chunk) for part in wanting}, _states_behind(chunk, pool)
         expected = Ran(hooks, eager(hooks, chunk, inputs))
-        alike = agree(ran, expected, chunk, graph.changes)
+        alike = agree(ran, expected, chunk, graph.changes, (states, _states_behind(chunk, pool)))
         if alike:
-            form.agreed.add(len(chunk.sequences) > 1)
+            form.agreed.add(_Kind.of(chunk))
             return ran
         if alike is False:
             log.warning(
@@ -328,6 +347,29 @@ class PromptGraphs:
             )
             form.refused, form.graph = True, None
         return expected
+
+
+def _leaves_wanted(chunk: PrefillChunk, pool: KVPool) -> bool:
+    """Return True where a graph's pass of a chunk leaves all snapshots of recurrent states that are wanted."""
+    wanted = {token for row in chunk.wanted for token in row}
+    return not wanted or wanted <= {divided_at(chunk.starts[0], chunk.lengths[0]), chunk.lengths[0]}
+
+
+def _keep_states(chunk: PrefillChunk, pool: KVPool) -> None:
+    """Keep the wanted snapshots of recurrent states behind a graph's pass of a chunk."""
+    (start, *_), (length, *_) = chunk.starts, chunk.lengths
+    for token in chunk.wanted[0] if chunk.wanted else ():
+        left = pool.states.taken(chunk.rows.start, start + length) if token == length else pool.states.left()
+        chunk.sequences[0].prefill.states[start + token] = left
+
+
+def _states_behind(chunk: PrefillChunk, pool: KVPool) -> list[torch.Tensor]:
+    """Return the recurrent states that a pass of a chunk has left."""
+    if not pool.states:
+        return []
+    kept = [pool.states.taken(chunk.rows.start, chunk.starts[0] + chunk.lengths[0])]
+    kept += (chunk.sequences[0].prefill.states[chunk.starts[0] + token] for row in chunk.wanted for token in row)
+    return [state for snapshot in kept for states in snapshot.values() for state in states]
 
 
 def _size(tokens: int) -> int:

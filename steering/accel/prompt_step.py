@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import LayerWeights, PromptStep
 from steering.model.mllm import MLLM
+from steering.recurrent.padded import PaddedPass
 from steering.triton.attention import PooledPlaces, pooled
 
 ADDING = "_deepstack_process"
@@ -54,7 +56,8 @@ def places_of(
 class PackedPrompts(PromptStep):
     """The attention of prompts that are packed into one row.
 
-    places: the numbers of `places_of`. columns: the number of columns that hooks read, of a single prompt.
+    places: the numbers of `places_of`. columns: the number of columns that hooks read, of a single prompt. Recurrent states
+    are those of a single prompt, too.
     """
 
     pool: KVPool
@@ -69,6 +72,11 @@ class PackedPrompts(PromptStep):
         rows = (len(self.places) - 2 * self.tokens - 1) // 3
         self._slots, self._filled, *by_row = self.places.split([self.tokens, self.tokens, rows + 1, rows, rows])
         self._bounds, self._slot_by_row, self._lengths = by_row
+
+    @cached_property
+    def recurrent(self) -> PaddedPass:
+        slot, start, length = self._slot_by_row[:1], self._filled[:1], self._bounds[1:2]
+        return PaddedPass(self.pool.states, slot, start, real=(), tokens=self.tokens, length=length)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -123,7 +131,8 @@ class PackedPromptStep(DecoderStep):
         layers.
         """
         hooks: list[Hook] = put_together(self.shape.tree, tensors)
-        pool = KVPool.of(cached, self._mllm[0].attention_layers)
+        (mllm,) = self._mllm
+        pool = KVPool.of(cached, mllm.attention_layers, mllm.recurrent_layers)
         step = PackedPrompts(pool, places, embeds.shape[1], self._columns, Hooks.of(hooks))
         if not self._overlay:
             return self.run(embeds, positions, step, None, hooks, tensors)

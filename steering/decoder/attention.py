@@ -65,7 +65,7 @@ def attend(
 
 
 class AttentionStep(Protocol):
-    """Computes the attention of each layer of one forward pass. `recurrent` are the states that linear attention uses."""
+    """Computes the attention of each layer of one forward pass. `recurrent` are the states of the other layers."""
 
     hooks: Hooks
 

@@ -1,6 +1,6 @@
 """The KV cache: keys and values of every slot, and of blocks of tokens that outlive their slot.
 
-Layers with linear attention have recurrent states instead (`steering.recurrent`), which a pool holds, too.
+Layers with linear attention or a convolution have recurrent states instead (`steering.recurrent`), in the pool as well.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class PromptStep:
 
     @property
     def recurrent(self) -> RecurrentPass:
-        """The states that linear attention uses."""
+        """The states of layers with linear attention or a convolution."""
         raise NotImplementedError
 
     def _attend_with_hooks(

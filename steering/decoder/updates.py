@@ -35,10 +35,10 @@ class Updates:
         self._outputs: dict[nn.Module, torch.Tensor] = {}
         self._gate: torch.Tensor | None = None
         self.kept = 1.0
-        mlp = getattr(layer, "mlp", None)
+        mlp = getattr(layer, "mlp", None) or getattr(layer, "feed_forward", None)
         fused = getattr(mlp, "gate_up_proj", None)  # its first half are the gates
         self._gates = 2 if isinstance(fused, nn.Linear) else 1
-        gates = fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None)
+        gates = fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", getattr(mlp, "w1", None))
         self._width = gates.out_features if isinstance(gates, nn.Linear) else 0
         self.width = self._width // self._gates
         self.activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) or nn.functional.silu

@@ -31,6 +31,7 @@ from steering.model.chat.template_file import read_template, set_template
 from steering.model.checkpoint import embedded, located
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processing.processor import load_processor, missing_package
+from steering.recurrent import layers
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be loaded as, besides "auto"."""
@@ -202,6 +203,10 @@ def refuse_split(config: Any, size: int) -> None:
             raise UnsupportedModel(
                 f"{config.model_type} cannot be served by {size} processes together: its {count} {parts} cannot be divided."
             )
+    if not any(name.startswith("layers.") for name in getattr(text, "base_model_tp_plan", None) or ()):
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served by {size} processes together: transformers does not divide its layers."
+        )
 
 
 def refuse_offloaded(model: Any) -> None:
@@ -243,7 +248,7 @@ def refuse_structure(config: Any) -> None:
     held = {
         "full_attention",
         "sliding_attention",
-        *(["linear_attention"] if hasattr(text, "linear_key_head_dim") else ()),
+        *(kind for kind, entry in layers.KINDS.items() if hasattr(text, entry)),
     }
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - held)
     reason = None
@@ -251,7 +256,8 @@ def refuse_structure(config: Any) -> None:
         reason = "it takes no images, as far as transformers knows"
     elif kinds:
         reason = (
-            f"it has layers of type {', '.join(kinds)}; only softmax attention and the gated delta rule can be held"
+            f"it has layers of type {', '.join(kinds)}; only softmax attention, the gated delta rule and short convolutions "
+            "can be held"
         )
     elif getattr(text, "cross_attention_layers", None):
         reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"

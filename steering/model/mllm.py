@@ -37,7 +37,7 @@ from steering.model.masks import WrapperMasks
 from steering.model.processing.pixels import PixelBounds
 from steering.model.processing.seen import SeenPictures
 from steering.model.token_inputs import TokenInputs
-from steering.recurrent import delta
+from steering.recurrent import layers
 from steering.triton import fusing
 from steering.triton.attended import DecodeFunction
 from steering.triton.attention import decode_kernel
@@ -100,7 +100,7 @@ class MLLM:
         self.decoder: Any = model.get_decoder()
         self.layers: nn.ModuleList = self.decoder.layers
         self.num_layers = len(self.layers)
-        self.attention_layers, self.recurrent_layers = delta.prepare(self.layers, self.text_config)
+        self.attention_layers, self.recurrent_layers = layers.prepare(self.layers, self.text_config)
         self.hidden_size: int = self.text_config.hidden_size
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.context_length: int = int(getattr(self.text_config, "max_position_embeddings", 0) or 4096)

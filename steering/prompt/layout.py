@@ -185,9 +185,7 @@ def build_prompt(
         bos = mllm.tokenizer.bos_token
         with mllm.seen.noting() as noted:
             encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
-    replaced = encoded.pop(
-        "text_replacement_offsets", None
-    )  # some families give none, or an empty tensor, without images
+    replaced = encoded.pop("text_replacement_offsets", None)  # none without images, or an empty tensor
     replacements = replaced[0] if isinstance(replaced, list) else []
     if images and not replacements:
         raise UnsupportedModel(
@@ -325,10 +323,10 @@ def _encode(
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
 
 
-def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
-    """Return the processor's pixels of one picture alone."""
+def encode_picture(mllm: MLLM, picture: Image.Image) -> dict[str, Any]:
+    """Return the processor's tensors of one picture alone."""
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
-    return _encode(mllm, rendered(mllm.chat.render, chat), [picture], add_special_tokens=False)["pixel_values"]
+    return _encode(mllm, rendered(mllm.chat.render, chat), [picture], add_special_tokens=False)
 
 
 @functools.lru_cache(maxsize=8)
@@ -338,7 +336,7 @@ def _adjacent(mllm: MLLM) -> bool:
     merge = getattr(images, "merge_size", 1)
     if merge == 1:
         return True
-    if (pixels := encode_picture(mllm, coordinates((4 * merge * images.patch_size,) * 2))).ndim != 2:
+    if (pixels := encode_picture(mllm, coordinates((4 * merge * images.patch_size,) * 2))["pixel_values"]).ndim != 2:
         return False
     colours = pixels.float().unflatten(1, (3, -1)).mean(2)  # (patches, 3); the picture has no blue
     blocks = colours.unflatten(0, (-1, merge**2))
@@ -382,10 +380,12 @@ def _grid(
         merge = getattr(mllm.processor.image_processor, "merge_size", 1)
         rows, width = (int(side) // merge for side in thw[number, 1:])
         return (rows, width) if rows * width == tokens else None
-    if (places := inputs.get("image_position_ids")) is not None:  # (images, patches, 2), x and y; -1 for padding
-        merge = round((int((places[number, :, 0] >= 0).sum()) / tokens) ** 0.5)
-        width, rows = (int(side + 1) // merge for side in places[number].amax(0))
-        return (rows, width) if rows * width == tokens else None
+    places = inputs.get("image_position_ids")  # (images, patches, 2), x and y; -1 for padding
+    sizes = inputs.get("spatial_shapes") if places is None else places.amax(1).flip(1) + 1
+    if sizes is not None:  # (images or tiles, 2)
+        merge = round((int(sizes[number].prod()) / tokens) ** 0.5)
+        rows, width = (int(side) // merge for side in sizes[number])
+        return (rows, width) if rows * width == tokens and len(sizes) == images else None
     pixels = inputs.get("pixel_values")
     if pixels is None or pixels.ndim < 4 or pixels.shape[:-3].numel() != images:
         return None
@@ -393,8 +393,8 @@ def _grid(
     runs = {len(run) for run in columns.tensor_split(breaks.tolist())}
     if len(breaks):
         return (len(breaks) + 1, runs.pop()) if len(runs) == 1 else None
-    sizes = inputs.get("image_sizes") if pixels.ndim == 4 else None  # without padding
-    height, wide = (int(side) for side in (pixels.shape[-2:] if sizes is None else sizes[number]))
+    unpadded = inputs.get("image_sizes") if pixels.ndim == 4 else None
+    height, wide = (int(side) for side in (pixels.shape[-2:] if unpadded is None else unpadded[number]))
     side = (height * wide / tokens) ** 0.5
     grid = round(height / side), round(wide / side)
     return grid if grid[0] * grid[1] == tokens else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -16,6 +17,7 @@ from PIL import Image
 
 from steering.model.mllm import MLLM
 from steering.model.processing.pixels import coordinates
+from steering.model.processing.raw_pixels import CHANNELS
 from steering.prompt.layout import ImageSpan, encode_picture
 
 
@@ -43,20 +45,34 @@ def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | No
 
 @functools.lru_cache(maxsize=1024)
 def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
-    pixels = encode_picture(mllm, coordinates(size))
-    if pixels.ndim < 4 or len(pixels := pixels.flatten(0, -4)) < 2:  # (tiles, channels, height, width)
+    encoded = encode_picture(mllm, coordinates(size))
+    pixels = encoded["pixel_values"]
+    if (sizes := encoded.get("spatial_shapes")) is not None:  # (tiles, patches, colours of a patch), padded
+        tiles = [
+            tile[: rows * columns].reshape(-1, CHANNELS).T
+            for tile, (rows, columns) in zip(pixels, sizes.tolist(), strict=True)
+        ]
+        merge = round((int(sizes.prod(1).sum()) / tokens) ** 0.5)
+        grids = [(rows // merge, columns // merge) for rows, columns in sizes.tolist()]
+    elif pixels.ndim < 4:
         return None
-    side = round((tokens / len(pixels)) ** 0.5)
-    if side * side * len(pixels) != tokens:
+    else:  # (tiles, channels, height, width)
+        tiles = list(pixels.flatten(0, -4).flatten(2))
+        grids = [(round((tokens / len(tiles)) ** 0.5),) * 2] * len(tiles)
+    counts = [rows * columns for rows, columns in grids]
+    if sizes is not None and (len(tiles) == 1 or sum(counts) != tokens):  # a small picture beside a tiled one
+        return Tiling(grids[0], torch.arange(tokens), torch.arange(0), (0, 0)) if counts == [tokens] else None
+    if len(tiles) < 2:
+        return None
+    if sum(counts) != tokens:
         config = mllm.model.config
         rate = Fraction(
             getattr(config, "downsample_rate", None) or 1
         )  # of the sides of a tile; some connectors have one
         overview = config.vision_config.image_size // config.vision_config.patch_size * rate
-        return _with_row_ends(tokens, len(pixels) - 1, int(overview), size)
-    extents, overview, centres = _shown(pixels)
-    numbers = torch.arange(tokens).view(-1, side, side)
-    return _assembled(numbers[~overview], centres[~overview], numbers[overview], extents[~overview])
+        return _with_row_ends(tokens, len(tiles) - 1, int(overview), size)
+    numbers = [part.view(grid) for part, grid in zip(torch.arange(tokens).split(counts), grids, strict=True)]
+    return _assembled(numbers, *_shown(tiles))
 
 
 def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) -> Tiling | None:
@@ -85,35 +101,40 @@ def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) ->
     return Tiling((rows, columns), order.flatten(), torch.arange(side * side), (side, side))
 
 
-def _shown(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _shown(tiles: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the extents and centres (k, 2) of tiles of a picture of coordinates, and whether a tile shows all of it (k,).
 
-    The order is extents, whole, centres, along x and y. pixels: (k, channels, height, width).
+    The order is extents, whole, centres, along x and y. tiles: (channels, pixels) each.
     """
-    places = pixels[:, :2].float().flatten(2)
-    extents = places.amax(2) - places.amin(2)
-    shows_all = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)
-    return extents, shows_all, places.mean(2)
+    places = [tile[:2].float() for tile in tiles]
+    low, high = (torch.stack([bound(place, 1) for place in places]) for bound in (torch.amin, torch.amax))
+    extents = high - low
+    shows_all = (extents > 0.9 * (high.amax(0) - low.amin(0))).all(1)
+    return extents, shows_all, torch.stack([place.mean(1) for place in places])
 
 
 def _assembled(
-    tiles: torch.Tensor, centres: torch.Tensor, overviews: torch.Tensor, extents: torch.Tensor
+    numbers: Sequence[torch.Tensor], extents: torch.Tensor, whole: torch.Tensor, centres: torch.Tensor
 ) -> Tiling | None:
     """Return the tiling of tiles with known places; None where they do not fill a grid.
 
-    tiles, overviews: (k, side, side), numbers of their tokens. centres, extents: (k, 2), of the tiles, along x and y.
+    numbers: (rows, columns) of each tile's tokens. The others are as from `_shown`.
     """
-    if not len(tiles) or len(overviews) > 1:
+    overviews = [tile for tile, shows_all in zip(numbers, whole, strict=True) if shows_all]
+    parts = [tile for tile, shows_all in zip(numbers, whole, strict=True) if not shows_all]
+    if len({tile.shape for tile in parts}) != 1 or len(overviews) > 1:
         return None
+    extents, centres = extents[~whole], centres[~whole]
     column, columns = _ranks(centres[:, 0], extents[:, 0])
     row, rows = _ranks(centres[:, 1], extents[:, 1])
     place = row * columns + column
-    if rows * columns != len(tiles) or len(set(place.tolist())) != len(tiles):
+    if rows * columns != len(parts) or len(set(place.tolist())) != len(parts):
         return None
-    side = tiles.shape[-1]
-    by_place = tiles[place.argsort()].view(rows, columns, side, side)
+    high, wide = parts[0].shape
+    by_place = torch.stack(parts)[place.argsort()].view(rows, columns, high, wide)
     order = by_place.permute(0, 2, 1, 3).reshape(-1)
-    return Tiling((rows * side, columns * side), order, overviews.flatten(), (side, side))
+    overview = overviews[0] if overviews else parts[0][:0]
+    return Tiling((rows * high, columns * wide), order, overview.flatten(), (overview.shape[0], overview.shape[1]))
 
 
 def _ranks(values: torch.Tensor, extents: torch.Tensor) -> tuple[torch.Tensor, int]:

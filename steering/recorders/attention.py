@@ -1,6 +1,6 @@
 """Attention summed by slot, in the prompt and during the answer.
 
-Layers are those with softmax attention: one with linear attention has no weights.
+Layers are those with softmax attention: one with linear attention or a convolution has no weights.
 """
 
 from __future__ import annotations

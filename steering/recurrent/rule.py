@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from steering.recurrent.slots import convolved
+
 EPS = 1e-6
 """Added to the squared length of queries and keys, as in transformers."""
 
@@ -17,12 +19,8 @@ def projected(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     module: a layer's linear attention. inputs: (rows, channels, width + n), before the convolution, which has `width` + 1
     taps.
     """
-    weight = module.conv1d.weight
-    if inputs.shape[2] == weight.shape[2]:  # one token, for which torch's convolution is slow
-        mixed = (inputs.float() * weight[:, 0].float()).sum(-1, keepdim=True).to(inputs.dtype)
-    else:
-        mixed = F.conv1d(inputs.to(weight.dtype), weight, groups=len(weight)).to(inputs.dtype)
-    parts = F.silu(mixed).transpose(1, 2).split([module.key_dim, module.key_dim, module.value_dim], -1)
+    mixed = F.silu(convolved(module.conv1d, inputs))
+    parts = mixed.transpose(1, 2).split([module.key_dim, module.key_dim, module.value_dim], -1)
     heads = module.num_k_heads, module.num_k_heads, module.num_v_heads
     query, key, value = (part.unflatten(-1, (count, -1)) for part, count in zip(parts, heads, strict=True))
     return query, key, value

@@ -1,4 +1,4 @@
-"""The recurrent states of linear attention layers, in every slot, and their place in a forward pass.
+"""The recurrent states of layers without keys and values, in every slot, and their place in a forward pass.
 
 Keys and values of a token lie in a column of their own, so that a pass may run again and a column may be overwritten. A
 recurrent state is of all tokens before it. A slot therefore holds two, with the number of tokens that each is behind: a pass
@@ -17,8 +17,14 @@ from steering.devices import fill_slot, to_device, zeros
 NEVER = -1
 """The length of a state that no pass reads."""
 
-LayerStates = tuple[torch.Tensor, torch.Tensor]
-"""A layer's states: the last inputs (..., channels, width - 1) of its convolution, and a matrix (..., heads, k, v)."""
+GRAIN = 64
+"""Snapshots are of multiples of this many tokens, at which linear attention computes its states anyway."""
+
+LayerStates = tuple[torch.Tensor, ...]
+"""A layer's states: the last inputs (..., channels, width - 1) of its convolution.
+
+In linear attention a matrix (..., heads, k, v) follows.
+"""
 
 Snapshot = Mapping[int, LayerStates]
 """The states behind one token, by layer."""
@@ -55,7 +61,8 @@ class RecurrentStates:
         """Return the states that consist of these `tensors`."""
         states = cls(slots)
         if layers:
-            states._layers = dict(zip(layers, zip(tensors[0:-1:2], tensors[1:-1:2], strict=True), strict=True))
+            each = (len(tensors) - 1) // len(layers)
+            states._layers = {layer: tuple(tensors[at * each :][:each]) for at, layer in enumerate(layers)}
             states._lengths = tensors[-1]
         return states
 
@@ -86,8 +93,7 @@ class RecurrentStates:
         return self._layers[index]
 
     def _made(self, *rows: torch.Tensor) -> LayerStates:
-        inputs, matrix = (zeros((2 * self.slots + 2, *row.shape[1:]), row) for row in rows)
-        return inputs, matrix
+        return tuple(zeros((2 * self.slots + 2, *row.shape[1:]), row) for row in rows)
 
     def lengths_on(self, device: torch.device) -> torch.Tensor:
         """Return `lengths`, made on this device at first use."""
@@ -127,8 +133,8 @@ class RecurrentStates:
         device = self._lengths.device
         row = self.read_from(*(to_device(torch.tensor([number]), device) for number in (slot, length)))
         return {
-            index: (inputs[row.to(inputs.device)][0], matrix[row.to(matrix.device)][0])
-            for index, (inputs, matrix) in self._layers.items()
+            index: tuple(tensor[row.to(tensor.device)][0] for tensor in tensors)
+            for index, tensors in self._layers.items()
         }
 
     def put(self, slot: int, length: int, snapshot: Snapshot) -> None:
@@ -139,6 +145,15 @@ class RecurrentStates:
         if self._lengths is not None:
             for lengths, held in zip(self._lengths, (length, NEVER), strict=True):
                 fill_slot(lengths, slot, held)
+
+    def leave(self, layer: int, states: LayerStates) -> None:
+        """Write states (1, ...) of a layer into the row that nothing reads."""
+        for pooled, state in zip(self._layers[layer], states, strict=True):
+            pooled[-1:] = state
+
+    def left(self) -> Snapshot:
+        """Return a copy of the states that a pass has left in that row."""
+        return {index: tuple(tensor[-1].clone() for tensor in tensors) for index, tensors in self._layers.items()}
 
     def move(self, source: int, target: int) -> None:
         """Copy the states of a slot to another."""
@@ -230,13 +245,18 @@ class RecurrentPass:
         """True where rows have no padding, and no snapshot is wanted."""
         return self.real is None or (len(set(self.real)) == 1 and not any(self.wanted))
 
-    def take(self, layer: int, part: int, inputs: torch.Tensor, width: int, matrix: torch.Tensor) -> None:
+    @property
+    def cuts(self) -> int:
+        """The number of parts behind which snapshots are taken."""
+        return max(map(len, self.wanted), default=0)
+
+    def take(self, layer: int, part: int, inputs: torch.Tensor, width: int, *others: torch.Tensor) -> None:
         """Take the snapshots behind a part.
 
-        inputs: (rows, channels, width + n), of each row's tokens and the `width` before them. matrix: behind the part.
+        inputs: (rows, channels, width + n), of each row's tokens and the `width` before them. others: behind the part.
         """
         for row, wanted in enumerate(self.wanted):
             if part < len(wanted):
                 at = wanted[part]
-                states = inputs[row, :, at : at + width].clone(), matrix[row].clone()
+                states = inputs[row, :, at : at + width].clone(), *(tensor[row].clone() for tensor in others)
                 self.taken.setdefault((row, at), {})[layer] = states

@@ -30,7 +30,7 @@ from steering.model.embedded import Embedded
 from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, HookPlans, PrefillChunk
-from steering.recurrent.states import Snapshot, snapshot_bytes
+from steering.recurrent.states import GRAIN, Snapshot, snapshot_bytes
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,6 @@ SHARE = 9
 """Least cached part of a prompt, as its divisor: what runs after a cached prefix needs a mask, which is slower."""
 RESTS = 64, 4096
 """Number of prompts that are not cached after a failure, as from lack of memory: at first, and at most; it doubles."""
-GRAIN = 64
-"""Recurrent states are kept behind a multiple of this many tokens, at which linear attention computes them anyway."""
 POSITIONS = "positions"
 """The name under which rotary positions (tokens, axes) are kept beside measurements."""
 _Key = tuple[Hashable, bytes]

@@ -176,9 +176,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     tensors_of: dict[nn.Module, list[torch.Tensor]] = {}
     originals: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
-        tensors = [
-            _local_share(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        ]
+        whole = isinstance(module, nn.MultiheadAttention)  # it reads the weights of its last layer by itself
+        tensors = [_local_share(tensor) for tensor in (*module.parameters(whole), *module.buffers(whole))]
         if half := [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]:
             tensors_of[module] = half
             handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))

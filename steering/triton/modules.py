@@ -21,12 +21,18 @@ from steering.triton.replaced import Replaced, alike, drawn, is_linear
 
 TRIALS = ((1, 1), (2, 3))
 """Rows and tokens of the states on which modules are compared."""
+GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""The layers of a gated FFN, by the names that families give them."""
 TOGETHER = (
     ("q_proj", "k_proj", "v_proj"),
-    ("gate_proj", "up_proj"),
+    *((gate, up) for gate, up, _ in GATED),
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
 )
 """Layers of a module with the same input, in the order in which they are called."""
+BLOCKS = (("input_layernorm", "post_attention_layernorm", "mlp"), ("operator_norm", "ffn_norm", "feed_forward"))
+"""A decoder layer's norms and its FFN, by the names that families give them."""
+ATTENTION = ("linear_attn", "conv", "self_attn")
+"""A decoder layer's block before the FFN; the last returns its weights, too."""
 
 
 class Ops(ProductOps, Protocol):
@@ -102,30 +108,37 @@ def _fuse_projections(products: Products, layers: list[Any]) -> None:
 
 def _gated(ops: Ops, module: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """Return the forward pass of a gated FFN with SiLU, None for any other module."""
-    if not all(isinstance(getattr(module, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
+    if (layers := _ffn_of(module)) is None:
         return None
+    gate, up, down = layers
 
     def forward(states: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = module.down_proj(ops.silu_product(module.gate_proj(states), module.up_proj(states)))
+        output: torch.Tensor = down(ops.silu_product(gate(states), up(states)))
         return output
 
     return forward
 
 
+def _ffn_of(module: Any) -> list[Any] | None:
+    """Return the layers of a gated FFN, None for any other module."""
+    by_names = ([getattr(module, name, None) for name in names] for names in GATED)
+    return next((layers for layers in by_names if all(isinstance(layer, nn.Linear) for layer in layers)), None)
+
+
 def _residual(ops: Ops, layer: Any, norms: dict[nn.Module, tuple[float, bool]]) -> Callable[..., torch.Tensor] | None:
     """Return the forward pass of a layer that adds its attention's update and normalises the sum, None for others."""
-    name, attention = _attention_of(layer)
-    names = {"input_layernorm", name, "post_attention_layernorm", "mlp"}
-    norm = getattr(layer, "post_attention_layernorm", None)
-    if {child for child, _ in layer.named_children()} != names or norm not in norms:
+    (name, attention), children = _attention_of(layer), dict(layer.named_children())
+    blocks = next(([children[block] for block in names] for names in BLOCKS if {*names, name} == children.keys()), None)
+    if blocks is None or blocks[1] not in norms:
         return None
+    first, norm, ffn = blocks
     eps, shifted = norms[norm]
 
     def forward(hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        update = attention(hidden_states=layer.input_layernorm(hidden_states), **kwargs)
-        update = update[0] if isinstance(update, tuple) else update  # linear attention returns no weights beside it
+        update = attention(hidden_states=first(hidden_states), **kwargs)
+        update = update[0] if isinstance(update, tuple) else update
         total, normed = ops.add_rms_norm(hidden_states, update, norm.weight, eps, shifted)
-        output: torch.Tensor = total + layer.mlp(normed)
+        output: torch.Tensor = total + ffn(normed)
         return output
 
     return forward
@@ -133,7 +146,7 @@ def _residual(ops: Ops, layer: Any, norms: dict[nn.Module, tuple[float, bool]]) 
 
 def _attention_of(layer: Any) -> tuple[str, Any]:
     """Return the name of a decoder layer's attention, and the attention."""
-    name = "linear_attn" if hasattr(layer, "linear_attn") else "self_attn"
+    name = next((name for name in ATTENTION if hasattr(layer, name)), ATTENTION[-1])
     return name, getattr(layer, name, None)
 
 
@@ -143,16 +156,18 @@ def _same(module: Any, forward: Callable[..., torch.Tensor], is_mlp: bool) -> bo
     Unless `is_mlp`, a stub stands in for attention, which would need a cache.
     """
     weight = next(module.parameters())
-    width = module.gate_proj.in_features if is_mlp else module.input_layernorm.weight.shape[0]
     if is_mlp:
-        return all(alike(forward(states), module(states)) for states in _trials(width, weight))
+        ffn = _ffn_of(module)
+        assert ffn is not None
+        return all(alike(forward(states), module(states)) for states in _trials(ffn[0].in_features, weight))
     name, attention = _attention_of(module)
     attributes = vars(attention)
     own_forward = attributes.get("forward")
-    result = (lambda states: states) if name == "linear_attn" else (lambda states: (states, None))
+    result = (lambda states: (states, None)) if name == ATTENTION[-1] else (lambda states: states)
     attributes["forward"] = lambda hidden_states, **_: result(hidden_states * 0.5 + 0.25)
     try:
         own = partial(module, position_embeddings=None)  # which some demand, for their attention alone
+        width = next(len(child.weight) for child in module.children() if hasattr(child, "weight"))  # of a norm
         return all(alike(forward(states), own(states)) for states in _trials(width, weight))
     except Exception:  # another signature
         return False

@@ -209,6 +209,11 @@ def _randomise(model: PreTrainedModel, spec: Family, tokenizer: PreTrainedTokeni
         elif name.endswith("sinks"):
             weight.normal_(4.0, 1.5, generator=generator)  # so that they get a good part of the attention
             continue
+        elif name.endswith(
+            "A_log"
+        ):  # states that fade at once are single products, whose norm magnifies their rounding
+            weight.uniform_(-4, 0, generator=generator)
+            continue
         elif weight.numel() == 1 and name.endswith("gate"):
             weight.fill_(1.0)  # made closed, as for the start of a training
             continue

@@ -285,13 +285,3 @@ LLAMA4 = replace(
     processor={"processor_class": "Llama4Processor", "patch_size": 7},
     specials=(*tiled.MLLAMA.specials, "<|image_start|>", "<|image_end|>", "<|patch|>"),
 )
-LFM2_VL = replace(
-    qwen.QWEN2_VL,
-    config={
-        "model_type": "lfm2_vl",
-        "text_config": text("lfm2", layer_types=["conv", "conv", "full_attention"], block_auto_adjust_ff_dim=False),
-        "vision_config": VISION | {"model_type": "siglip2_vision_model", "num_patches": 16},
-        "image_token_id": "<|image_pad|>",
-        "projector_hidden_size": 64,
-    },
-)

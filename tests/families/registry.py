@@ -23,6 +23,7 @@ SUPPORTED: dict[str, Family] = {
     "aya_vision": tiled.AYA_VISION,
     "gemma4": gemma.GEMMA4,
     "qwen3_5": qwen.QWEN3_5,
+    "lfm2_vl": tiled.LFM2_VL,
 }
 REFUSED: dict[str, Family] = {"mllama": tiled.MLLAMA}
 """Models that an engine with one key-value slot per layer and token must refuse."""
@@ -49,7 +50,6 @@ FURTHER: dict[str, Family] = {
     "exaone4_5": further.EXAONE4_5,
     "paddleocr_vl": further.PADDLEOCR_VL,
     "llama4": further.LLAMA4,
-    "lfm2_vl": further.LFM2_VL,
     "gemma4_large": gemma.GEMMA4_LARGE,
     "qwen3_5_moe": qwen.QWEN3_5_MOE,
 }

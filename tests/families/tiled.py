@@ -1,4 +1,4 @@
-"""Families that cut a picture into tiles of 28 pixels: InternVL, Idefics 3, Aya Vision and Llama 3.2 Vision."""
+"""Families that cut a picture into tiles of 28 pixels: InternVL, Idefics 3, Aya Vision, LFM2-VL and Llama 3.2 Vision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.families.family import Family
 from tests.families.parts import (
     CHATML,
     CHATML_ENDS,
+    HIDDEN,
     SIGLIP,
     SQUARE,
     TILES,
@@ -150,6 +151,42 @@ AYA_VISION = Family(
     bos="<BOS_TOKEN>",
     eos="<|END_OF_TURN_TOKEN|>",
     pad="<PAD>",
+)
+# Most layers have short convolutions. A picture of more than 28 pixels a side is cut into tiles, and shown whole in small.
+LFM2_VL = Family(
+    config={
+        "model_type": "lfm2_vl",
+        "text_config": text(
+            "lfm2",
+            num_hidden_layers=4,
+            full_attn_idxs=[1, 3],
+            block_auto_adjust_ff_dim=False,
+            conv_bias=True,
+        ),
+        "vision_config": VISION | {"model_type": "siglip2_vision_model", "num_patches": 16},
+        "image_token_id": "<image>",
+        "projector_hidden_size": HIDDEN,
+        "tie_word_embeddings": False,
+    },
+    image_processor={
+        "image_processor_type": "Lfm2VlImageProcessorFast",
+        "encoder_patch_size": 7,
+        "tile_size": 28,
+        "min_image_tokens": 4,
+        "max_image_tokens": 9,
+        "max_tiles": 4,
+        "max_pixels_tolerance": 1.2,
+    },
+    processor={"processor_class": "Lfm2VlProcessor"},
+    template="{{- bos_token }}\n" + chatml("<image>"),
+    specials=(
+        *CHATML,
+        *("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+        *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+    ),
+    bos="<|startoftext|>",
+    eos="<|im_end|>",
+    pad="<|pad|>",
 )
 # Images are no tokens: some layers attend to them crosswise.
 MLLAMA = Family(

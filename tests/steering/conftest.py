@@ -24,8 +24,8 @@ from tests.steering.plain import Plain
 MakeEngine = Callable[..., steering.Engine]
 LoadMLLM = Callable[[str], steering.MLLM]
 LoadPlain = Callable[[str], Plain]
-OF_EACH_KIND = ("qwen2_vl", "qwen3_5", "qwen3_vl_moe", "llava", "gemma3", "paligemma2", "idefics3")
-"""Families where not all are tested: M-RoPE, experts, single positions, windows, a bidirectional prompt, tiles."""
+OF_EACH_KIND = ("qwen2_vl", "qwen3_5", "lfm2_vl", "qwen3_vl_moe", "llava", "gemma3", "paligemma2", "idefics3")
+"""Families where not all are tested: M-RoPE, recurrent states, experts, windows, a bidirectional prompt, tiles."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,7 +54,7 @@ class Plain:
         self.processor: Any = load_processor(folder)
         self.tokenizer = self.processor.tokenizer
         self.layers = self.model.get_decoder().layers
-        self.attending = [number for number, layer in enumerate(self.layers) if not hasattr(layer, "linear_attn")]
+        self.attending = [number for number, layer in enumerate(self.layers) if hasattr(layer, "self_attn")]
 
     def inputs(self, messages: Messages) -> dict[str, torch.Tensor]:
         """Return the model's inputs for a conversation, from the processor alone."""
@@ -142,6 +142,16 @@ def uncached(model: Any, inputs: Mapping[str, torch.Tensor], tokens: Sequence[in
 def scale_of(layer: Any) -> Any:
     """Return the factor of all that a layer hands on: its updates are those of a stream that was scaled before."""
     return getattr(layer, "layer_scalar", 1.0)
+
+
+def ffn_of(layer: Any) -> Any:
+    return getattr(layer, "mlp", None) or layer.feed_forward
+
+
+def gates_of(layer: Any) -> Any:
+    """Return the module of a layer's FFN that makes its gates, and perhaps more behind them; None without one."""
+    ffn = ffn_of(layer)
+    return next((getattr(ffn, name) for name in ("gate_proj", "gate_up_proj", "w1") if hasattr(ffn, name)), None)
 
 
 class Force(LogitsProcessor):

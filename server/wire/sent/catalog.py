@@ -386,7 +386,7 @@ class About(AnswerBody):
     focus_layers: int | None = None
     """Number of last layers that the focus metrics use."""
     attention_layers: list[int] | None = None
-    """The layers with softmax attention, of which readouts of attention are; a model with linear attention has others."""
+    """The layers with softmax attention, of which readouts of attention are; hybrids have others, too."""
     generation_defaults: Object | None = None
     self_check: SelfCheck | None = None
     calibration: MeasuredFor | None = None

@@ -1,8 +1,9 @@
 """Loading of a checkpoint's processor (chat template, tokenizer, image preprocessing), with or without torchvision.
 
-transformers has PIL image processors for most families, but two things still stop whole processors from loading where
-torchvision is not installed: processors that also take video require a video processor, and the one of Pixtral and Mistral 3
-imports a helper from a torchvision module. Helmsight serves images only and needs neither.
+transformers has PIL image processors for most families, but three things still stop whole processors from loading where
+torchvision is not installed: processors that also take video require a video processor, the one of Pixtral and Mistral 3
+imports a helper from a torchvision module, and the image processor of LFM2-VL is for torchvision alone. Helmsight serves
+images only, and Pillow resizes them as well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transformers.utils.import_utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
 from steering.errors import UnsupportedModel
+from steering.model.processing import pillow
 
 _LOADING = threading.Lock()
 EXTRAS = {"num2words": "smolvlm"}
@@ -105,6 +107,7 @@ def _image_only() -> Iterator[None]:
     library.VideoProcessorMixin = VideoProcessorMixin
     auto: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
     with _LOADING:
+        pillow.register()
         real = auto.AutoVideoProcessor
         # A stand-in, because dropping "video_processor" from the kinds of sub-processors, though shorter, shifts the
         # arguments of processors that require one or take it before the tokenizer. Only loading looks here.

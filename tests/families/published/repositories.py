@@ -220,7 +220,16 @@ PUBLISHED: Mapping[str, Published] = {
         "llama4", {"attention_chunk_size": 8192, "no_rope_layers": []},
         told="attention within chunks of 8,192 in three of four layers", refused="chunked_attention",
     ),
-    "LiquidAI/LFM2-VL-1.6B": Published("lfm2_vl", told="convolutions in most layers", refused="conv"),
+    "LiquidAI/LFM2-VL-1.6B": Published(
+        "lfm2_vl",
+        {
+            "num_hidden_layers": 6, "full_attn_idxs": [2, 5], "conv_bias": False, "conv_L_cache": 3, "rope_theta": 1e6,
+            "block_auto_adjust_ff_dim": True, "block_multiple_of": 32, "block_ff_dim": 192, "intermediate_size": None,
+            "tie_word_embeddings": True,
+        },
+        top={"tie_word_embeddings": True, "projector_use_layernorm": False},
+        told="short convolutions in ten of 16 layers, FFNs of adjusted width, tied embeddings, tiles and the whole picture",
+    ),
     "Qwen/Qwen3.5-9B": Published(
         "qwen3_5",
         _QWEN35,

@@ -15,6 +15,7 @@ from server.cli import main
 from server.process import preflight
 from server.process.preflight import check_folder
 from server.settings import Settings, SettingsError
+from tests.families.registry import ALL, SUPPORTED
 from tests.server.fakes import checkpoint
 
 SERVE = serving.serve
@@ -38,6 +39,11 @@ def sentence(capsys: pytest.CaptureFixture[str], model: object) -> str:
     assert said.count("\n") == 1
     assert said.startswith("helmsight: the model ")
     return said
+
+
+def test_every_family_of_the_tests_is_known() -> None:
+    assert set(ALL) >= preflight.TESTED
+    assert set(SUPPORTED) - preflight.TESTED == {"paligemma2"}  # whose type is paligemma
 
 
 def test_what_is_no_checkpoint_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.steering.cpu.conftest import check_alike
 from tests.steering.interventions.pushes import unit_vector
 from tests.steering.triton.reference import pooled
 
-FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "aya_vision", "qwen3_vl_moe", "gpt_oss")
+FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "aya_vision", "qwen3_vl_moe", "qwen3_5", "gpt_oss")
 FOCUS = Diagnose(frozenset({"focus", "modality"}))
 
 
@@ -69,7 +69,7 @@ def test_prompts_in_graphs_are_answered_as_eager_ones(family: str, make_engine: 
     assert graphs.taken > 2 * len(graphs)
     assert all(form.graph and form.agreed for form in graphs._forms)
     overlays = {bool(form.inputs.overlay) for form in graphs._forms}
-    assert overlays == ({True, False} if family.startswith("qwen3") else {False})
+    assert overlays == ({True, False} if family.startswith("qwen3_vl") else {False})
 
 
 def test_prompts_under_hooks_are_answered_as_eager_ones(make_engine: MakeEngine) -> None:
@@ -147,7 +147,7 @@ def test_a_prompt_that_is_not_finite_says_nothing_about_a_graph(
         with pytest.raises(steering.errors.Fault):
             ours.generate([asked("what?")])
     compare(plain, ours, [asked("what?")])
-    assert [(form.refused, form.agreed) for form in graphs._forms] == [(False, {False})]
+    assert [(form.refused, form.agreed) for form in graphs._forms] == [(False, {(False, False)})]
 
 
 def test_more_prompts_than_a_graph_has_rows_run_eagerly(

@@ -97,6 +97,8 @@ def test_a_model_that_cannot_be_divided_is_refused(root: Path, load_mllm: LoadML
             loading.refuse_split(config, size)
     with pytest.raises(UnsupportedModel, match="its experts"):
         loading.refuse_split(AutoConfig.from_pretrained(checkpoint("qwen3_vl_moe", root)), 2)
+    with pytest.raises(UnsupportedModel, match="transformers does not divide its layers"):
+        loading.refuse_split(AutoConfig.from_pretrained(checkpoint("lfm2_vl", root)), 2)
     loading.refuse_sinks(load_mllm("qwen2_vl").model, 2)
     with pytest.raises(UnsupportedModel, match="by 2 processes together: its heads' attention sinks cannot be divided"):
         loading.refuse_sinks(load_mllm("gpt_oss").model, 2)

@@ -51,6 +51,9 @@ def waits(model: Path) -> dict[str, Any]:
             by_family[family] = {str(number): first_steps(mllm, chat) for number, chat in chats.items()}
             if family in FORKED:
                 forks[family] = first_steps(mllm, chats[1], n=2)
+                in_graphs[family] = first_in_graphs(
+                    mllm, Request(chats[1], Sampling(max_tokens=2)), prefix_cache_bytes=2**24
+                )
             unlike[family] = [
                 f"{number} pictures: {name}"
                 for number, chat in chats.items()
@@ -60,9 +63,9 @@ def waits(model: Path) -> dict[str, Any]:
     return by_what | {"unlike": unlike}
 
 
-def first_in_graphs(mllm: MLLM, request: Request) -> tuple[list[str], int]:
+def first_in_graphs(mllm: MLLM, request: Request, **options: int) -> tuple[list[str], int]:
     """Return the lines that waited in the first step of a request whose prompt is in a graph, and how many graphs ran."""
-    engine = steering.Engine(mllm, slots=2, max_length=512, self_check=False)
+    engine = steering.Engine(mllm, slots=2, max_length=512, self_check=False, **options)
     graphs = DecodeGraphs(mllm, captures=lambda: again)
     engine.core.runner.passes.use(graphs)
     with patch.object(prompt_graphs, "PATIENCE", 0), patch.object(prompt_step, "pooled", pooled):

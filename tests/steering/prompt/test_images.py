@@ -79,6 +79,7 @@ GRIDS: dict[str, list[tuple[int, int] | None]] = {
     "internvl": [None, None],
     "idefics3": [None] * 3,
     "aya_vision": [None, None],
+    "lfm2_vl": [None, None],
 }
 
 
@@ -91,7 +92,9 @@ def test_grids_by_hand(family: str, load_mllm: LoadMLLM) -> None:
         assert picture.grid is None or picture.grid[0] * picture.grid[1] == picture.tokens == len(picture.columns)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v", "mistral3", "llava", "paligemma", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen3_vl", "glm4v", "mistral3", "llava", "paligemma", "gemma3", "lfm2_vl"]
+)
 def test_the_grid_lies_on_the_image_as_people_see_it(family: str, load_mllm: LoadMLLM, root: Path) -> None:
     """A changed corner changes the token of that corner only, if patches do not see each other."""
     size, side = {"llava": ((28, 28), 7), "paligemma": ((28, 28), 7), "gemma3": ((28, 28), 14)}.get(

@@ -15,7 +15,7 @@ from steering.prompt.tiles import _with_row_ends, tiling_of
 from tests import families
 from tests.steering.conftest import LoadMLLM
 
-TILED = ("internvl", "idefics3", "aya_vision", "llava_next", "llava_onevision", "granite4_vision")
+TILED = ("internvl", "idefics3", "aya_vision", "lfm2_vl", "llava_next", "llava_onevision", "granite4_vision")
 
 
 def picture(size: tuple[int, int]) -> np.ndarray:
@@ -78,8 +78,17 @@ def test_a_change_shows_at_its_place(
         assert int(moved[tiling.order].argmax()) == row * columns + column
         if len(tiling.overview):
             small, (high, wide) = moved[tiling.overview], tiling.overview_grid
-            place = (row * high // rows) * wide + column * wide // columns
-            assert int(small.argmax()) == place
+            under = [y * high // size[1] * wide + x * wide // size[0] for y in (top, bottom) for x in (left, right)]
+            assert int(small.argmax()) in under
+
+
+def test_a_small_picture_beside_a_tiled_one_keeps_its_grid(load_mllm: LoadMLLM) -> None:
+    mllm, chat = load_mllm("lfm2_vl"), families.example_messages("lfm2_vl", 2)
+    images = build_prompt(mllm, chat).layout.images
+    tiled, small = (tiling_of(mllm, *one) for one in zip(families.images_of(chat), images, strict=True))
+    assert tiled is not None
+    assert small is not None
+    assert (tiled.grid, small.grid, small.order.tolist()) == ((4, 4), (4, 2), [*range(8)])  # of 28 x 60 pixels
 
 
 def test_one_grid_needs_no_tiling(load_mllm: LoadMLLM) -> None:

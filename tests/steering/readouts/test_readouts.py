@@ -20,14 +20,14 @@ from steering.recorders.interference import EarlierTokens, without_interference
 from steering.recorders.residual import NAMES
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
-from tests.steering.plain import Messages, Plain, scale_of, uncached
+from tests.steering.plain import Messages, Plain, ffn_of, gates_of, scale_of, uncached
 from tests.steering.readouts.matrices import chats, layout_span, vector
 
 STEPS = 4
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
 FAMILIES = (
-    "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl",
-    "gpt_oss",
+    "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "lfm2_vl", "llava", "llava_next", "gemma3", "glm4v", "idefics3",
+    "internvl", "gpt_oss",
 )  # fmt: skip
 
 
@@ -87,10 +87,10 @@ class Whole:
 
         for number, layer in enumerate(self.plain.layers):
             norm = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
-            gate = getattr(layer.mlp, "gate_proj", None) or getattr(layer.mlp, "gate_up_proj", None)
+            ffn, gate = ffn_of(layer), gates_of(layer)
             handles += [
                 layer.register_forward_pre_hook(before(number), with_kwargs=True),
-                (norm or layer.mlp).register_forward_hook(keep(number, "ffn")),
+                (norm or ffn).register_forward_hook(keep(number, "ffn")),
                 layer.register_forward_hook(after(number)),
             ]
             if isinstance(gate, torch.nn.Module):
@@ -133,9 +133,9 @@ class Whole:
         for kept in self.updates:
             values: dict[str, list[float]] = {name: [] for name in names}
             if "gate" in kept:
-                mlp = self.plain.layers[0].mlp
+                mlp = ffn_of(self.plain.layers[0])
                 width = self.plain.model.config.get_text_config().intermediate_size
-                act = getattr(mlp, "act_fn", None) or mlp.activation_fn
+                act = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", torch.nn.functional.silu))
                 summed = sum(act(kept["gate"][row, :width]) for row in range(n, end))
                 values["neuron_ratio"].append(sum(x > 0 for x in summed.tolist()) / width)
             for row in rows:

@@ -1,10 +1,11 @@
-"""Linear attention of Qwen3.5, by itself."""
+"""Linear attention of Qwen3.5 and short convolutions of LFM2, by themselves."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from transformers.models.lfm2.modeling_lfm2 import Lfm2Config, Lfm2ShortConv
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5TextConfig
 
 from steering.recurrent.rule import one_token
@@ -28,6 +29,16 @@ def a_module(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Qwen
         module.norm.weight.data.normal_(1.0, 0.1)
         module.conv1d.weight.data.mul_(2)
     return module.to(dtype).requires_grad_(False)
+
+
+def a_convolution(taps: int, bias: bool) -> Lfm2ShortConv:
+    """Return a layer's short convolution with random weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = Lfm2Config(
+            hidden_size=HIDDEN, num_hidden_layers=1, layer_types=["conv"], conv_L_cache=taps, conv_bias=bias
+        )
+        return Lfm2ShortConv(config, 0).requires_grad_(False)
 
 
 def by_torch(

@@ -10,8 +10,7 @@ import torch
 import steering
 from steering import Diagnose, Request, Sampling
 from steering.prompt.layout import build_prompt
-from steering.recurrent.states import snapshot_bytes
-from steering.runner.prefix import GRAIN
+from steering.recurrent.states import GRAIN, snapshot_bytes
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.interventions.references import assert_chosen_by, logprobs_along
 from tests.steering.parallel.asking import chat, picture

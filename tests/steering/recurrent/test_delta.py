@@ -1,4 +1,4 @@
-"""Linear attention in slots is transformers' own, whatever rows, padding, parts and kernels compute it."""
+"""Linear attention and short convolutions in slots are transformers' own, whatever rows, padding, parts and kernels."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ import pytest
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5TextConfig
 
 from steering.decoder.attention import Decode
 from steering.decoder.candidates import Candidates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill, Ragged
 from steering.recurrent import kernel
+from steering.recurrent.convolution import ShortConvolution
 from steering.recurrent.delta import GatedDelta
 from steering.recurrent.kernel import is_right, step_kernel, stepped
-from tests.steering.recurrent.modules import HIDDEN, SHAPES, a_module, by_torch
+from tests.steering.recurrent.modules import HIDDEN, SHAPES, a_convolution, a_module, by_torch
 
 LENGTHS = 150, 7, 64
 WITHIN = {"rtol": 2e-4, "atol": 2e-5}
 
 
-def plainly(module: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def plainly(module: Any, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return transformers' output (n, d) of one prompt's states, fed one by one, with its cache's states behind them."""
-    cache = DynamicCache(config=Qwen3_5TextConfig(num_hidden_layers=1, layer_types=["linear_attention"]))
+    linear = isinstance(module, Qwen3_5GatedDeltaNet)
+    config = Qwen3_5TextConfig(num_hidden_layers=1, layer_types=["linear_attention"]) if linear else module.config
+    cache = DynamicCache(config=config)
     outputs = [type(module).forward(module, states[None, at : at + 1], cache=cache) for at in range(len(states))]
-    return torch.cat(outputs, 1)[0], cache.get_conv_state(0)[0], cache.get_recurrent_state(0)[0]
+    width = (module.conv1d if linear else module.conv).kernel_size[0] - 1
+    matrices = [cache.get_recurrent_state(0)[0]] if linear else []
+    return torch.cat(outputs, 1)[0], cache.get_conv_state(0)[0][:, -width:], *matrices
 
 
-def in_slots(module: nn.Module, kernel: Any = None) -> Callable[..., torch.Tensor]:
-    forward = GatedDelta(module, 0, kernel)
+def in_slots(module: Any, kernel: Any = None) -> Callable[..., torch.Tensor]:
+    linear = isinstance(module, Qwen3_5GatedDeltaNet)
+    forward = GatedDelta(module, 0, kernel) if linear else ShortConvolution(module, 0)
     return lambda states, step: forward(hidden_states=states, step=step)
 
 
@@ -46,9 +52,12 @@ def padded(parts: list[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=9.0)
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], *SHAPES[2:]])
-def test_prompts_in_parts_and_answers_are_as_token_by_token(shape: tuple[int, ...]) -> None:
-    module = a_module(shape)
+@pytest.mark.parametrize(
+    "module",
+    [*map(a_module, (SHAPES[0], *SHAPES[2:])), a_convolution(3, bias=True), a_convolution(4, bias=False)],
+    ids=lambda module: type(module).__name__,
+)
+def test_prompts_in_parts_and_answers_are_as_token_by_token(module: nn.Module) -> None:
     forward, pool = in_slots(module), KVPool(5, 256)
     prompts = drawn(*LENGTHS)
     expected = [plainly(module, prompt) for prompt in prompts]
@@ -67,21 +76,17 @@ def test_prompts_in_parts_and_answers_are_as_token_by_token(shape: tuple[int, ..
             torch.testing.assert_close(output[row, : lengths[row]], whole[cuts[row] : -1], **WITHIN)
     assert step.recurrent.taken.keys() == {(0, 24), (0, 88)}
     for (_, at), taken in step.recurrent.taken.items():
-        _, inputs, matrix = plainly(module, prompts[0][: 40 + at])
-        torch.testing.assert_close(taken[0][1], matrix, **WITHIN)
-        torch.testing.assert_close(taken[0][0], inputs[:, -taken[0][0].shape[1] :], **WITHIN)
+        torch.testing.assert_close(taken[0], plainly(module, prompts[0][: 40 + at])[1:], **WITHIN)
     last = torch.stack([prompt[-1:] for prompt in prompts])
     positions = torch.tensor(LENGTHS) - 1
     tried = Candidates(pool, torch.tensor([1, 2, 3]), positions, 2, 256)
     outputs = forward(last.repeat_interleave(2, 0), tried)
     pool.states.move(3, 0)
     decoded = forward(last[[2, 0, 1]], Decode(pool, positions[[2, 0, 1]], 256))
-    for row, (whole, inputs, matrix) in enumerate(expected):
+    for row, (whole, *states) in enumerate(expected):
         for ours in (outputs[2 * row], outputs[2 * row + 1], decoded[(row + 1) % 3]):
             torch.testing.assert_close(ours[0], whole[-1], **WITHIN)
-        taken = pool.states.taken((row + 1) % 3, LENGTHS[row])[0]
-        torch.testing.assert_close(taken[1], matrix, **WITHIN)
-        torch.testing.assert_close(taken[0], inputs[:, -taken[0].shape[1] :], **WITHIN)
+        torch.testing.assert_close(pool.states.taken((row + 1) % 3, LENGTHS[row])[0], (*states,), **WITHIN)
 
 
 def test_a_kernel_takes_the_place_of_a_token_in_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +62,6 @@ def test_a_model_that_takes_no_images_is_refused(tmp_path: Path) -> None:
     ("model_type", "text", "reason"),
     [
         ("llama4", {}, "layers of type chunked_attention"),
-        ("lfm2_vl", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "layers of type conv"),
         ("gemma3n", {}, "several residual streams"),
         (
             "step3p7",
@@ -297,6 +297,36 @@ def test_scores_that_are_rounded_to_half_precision_are_refused(
     monkeypatch.setattr(kernels, "_products", lambda query, key: real(query, key).to(torch.float8_e5m2).float())
     with pytest.raises(UnsupportedModel, match="cannot be served exactly"):
         selfcheck.check_model(model)
+
+
+@pytest.mark.parametrize(
+    ("plain", "ours", "refusal"),
+    [
+        (0.001, 0.0019, None),
+        (0.2, 0.35, None),
+        (0.2, 0.45, "by 4.5e-01 of their range, first at decoding step 1"),
+        (0.001, 0.06, "by 6.0e-02 of their range, first at decoding step 1"),
+        (0.01, 0.045, "are 3.9e-02 of their range from those of float32, the plain model's 1.0e-02"),
+    ],
+)
+def test_rounding_is_judged_by_the_plain_model_s(plain: float, ours: float, refusal: str | None) -> None:
+    """A random model may round by a third of its range, and so may the engine: both are as far from float32."""
+    noise = torch.randn(3, 4, 5000, generator=torch.Generator().manual_seed(0))
+    exact, own, others = noise / noise.square().mean(-1, keepdim=True).sqrt()
+    scale = exact.abs().max()
+    got = exact + scale * ours * own
+    got[0] = exact[0]  # a difference in the first step would be looked for in each layer
+    reference = selfcheck._Reference([], exact + scale * plain * others, exact, *torch.zeros(2, 1))
+    rounding = SimpleNamespace(name="it", rounds=True, quantization=None, dtype=torch.bfloat16)
+
+    def compare() -> None:
+        selfcheck._compare_logits(rounding, [None], [reference], [got])  # type: ignore[arg-type, list-item]
+
+    if refusal is None:
+        compare()
+    else:
+        with pytest.raises(UnsupportedModel, match=refusal):
+            compare()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)

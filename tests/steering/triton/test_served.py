@@ -26,7 +26,7 @@ from steering.interventions.published.vista import VistaSteering
 from steering.model import loading
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
-from steering.recurrent import delta
+from steering.recurrent import layers
 from steering.recurrent.kernel import stepped
 from steering.runner import selfcheck
 from steering.triton import fusing, products
@@ -38,7 +38,7 @@ from tests.steering.parallel.asking import drawn_vectors
 from tests.steering.recurrent.modules import by_torch
 from tests.steering.triton.reference import DecodeAttention, Ops
 
-FAMILIES = ("qwen2_vl", "gemma3", "internvl", "qwen3_5", "gpt_oss")
+FAMILIES = ("qwen2_vl", "gemma3", "internvl", "qwen3_5", "lfm2_vl", "gpt_oss")
 
 
 class Served:
@@ -50,7 +50,7 @@ class Served:
         with monkeypatch.context() as patch:
             patch.setattr(packed, "prepare", lambda *_: None)  # what CPUs have instead
             patch.setattr(loading, "_store_weights_by_column", lambda *_: None)
-            patch.setattr(delta, "step_kernel", lambda module: partial(stepped, partial(by_torch, module=module)))
+            patch.setattr(layers, "step_kernel", lambda module: partial(stepped, partial(by_torch, module=module)))
             patch.setattr(fusing, "fuse", lambda model, decoder, device: fusing.fuse_by(self.ops, model, decoder))
             self.fused = steering.load(folder, device="cpu", dtype=dtype)
         self.fused.__dict__["decode_attention"] = self.kernel
@@ -151,7 +151,9 @@ def test_candidates_of_the_last_token_read_all_columns(root: Path, monkeypatch: 
 
 
 def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served) -> None:
-    gated = getattr(served.fused.layers[0].mlp, "act_fn", None)  # experts have none
+    layers = served.fused.layers
+    ffns = [getattr(layer, "mlp", None) or layer.feed_forward for layer in layers]
+    ffns = [ffn for ffn in ffns if not hasattr(ffn, "experts")]
     assert served.ops.calls["rms_norm"] > 2
     served.ops.calls.update(dict.fromkeys(served.ops.calls, 0))
     with torch.inference_mode():
@@ -159,12 +161,12 @@ def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served
         ours = served.fused.decoder(input_ids=ids, use_cache=False).last_hidden_state
         expected = served.plain.decoder(input_ids=ids, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-    silu = type(gated).__name__ in ("SiLU", "SiLUActivation")
+    silu = bool(ffns) and type(getattr(ffns[0], "act_fn", torch.nn.SiLU())).__name__ in ("SiLU", "SiLUActivation")
     assert served.ops.calls["silu_product"] == (served.fused.num_layers if silu else 0)
-    layers = served.fused.layers
     parts = [(layers[at].self_attn, ("q_proj", "k_proj", "v_proj")) for at in served.fused.attention_layers]
     linear = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
-    parts += [(layers[at].linear_attn, linear) for at in served.fused.recurrent_layers]
+    parts += [(layer.linear_attn, linear) for layer in layers if hasattr(layer, "linear_attn")]
+    parts += [(ffn, ("gate_proj", "up_proj") if hasattr(ffn, "up_proj") else ("w1", "w3")) for ffn in ffns]
     for attention, names in parts:
         weights = [getattr(attention, name).weight for name in names]
         assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1, "views of one tensor"

@@ -183,10 +183,11 @@ def test_days_are_those_of_utc_wherever_one_looks(known: Callable[..., tuple[Any
         assert x + canvas["x"] == pytest.approx(box["x"] + box["width"] * day / 6, abs=2)
 
 
-def test_axes_have_units_and_counts_are_whole(known: Callable[..., tuple[Any, Journal]]) -> None:
+@pytest.mark.parametrize("failed", [1, 0])
+def test_axes_have_units_and_counts_are_whole(known: Callable[..., tuple[Any, Journal]], failed: int) -> None:
     page, journal = known()
-    # One answer an hour, one of which failed; of two flags.
-    rows = [period(HOUR - 3600 * i, 1, 0.5, 1, 0) | {"cancelled": 0} for i in range(8)]
+    # One answer an hour, all or none of which failed; of two flags.
+    rows = [period(HOUR - 3600 * i, 1, 0.5, 1, 0) | {"cancelled": 0, "errors": failed} for i in range(8)]
     none = {"count": 0, "by_code": [], "by_time": {"bucket": 3600, "rows": []}}
     written = redraw(page, journal, SUMMARY | {"by_time": {"bucket": 3600, "rows": rows[::-1]}, "refusals": none})
 

@@ -28,6 +28,7 @@ INTO_THE_FFN = {
     "gemma3": "pre_feedforward_layernorm",
     "gemma4_large": "pre_feedforward_layernorm",
     "llava": "post_attention_layernorm",
+    "lfm2_vl": "ffn_norm",
 }
 """The module that is given the stream between attention and FFN."""
 
@@ -88,7 +89,7 @@ def _divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
     return (p * (p / q).log()).sum()
 
 
-@pytest.mark.parametrize("family", ["olmo2", "granite_moe", "gemma4_large"])
+@pytest.mark.parametrize("family", ["olmo2", "granite_moe", "gemma4_large", "lfm2_vl"])
 def test_think_damps_what_the_ffn_adds(family: str, load_mllm: LoadMLLM, load_plain: LoadPlain) -> None:
     """With a threshold of 0 and gamma 0 nothing of the FFN is left: each layer hands on the stream that the FFN is given."""
     engine = steering.Engine(load_mllm(family), slots=2, max_length=512, self_check=False)

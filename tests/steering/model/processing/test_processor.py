@@ -8,11 +8,14 @@ import importlib
 import json
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForImageTextToText, BatchFeature
 from transformers.utils.import_utils import is_torchvision_available
 
@@ -214,6 +217,20 @@ def test_without_torchvision_videos_are_refused_and_nothing_stays_replaced(root:
     frames = torch.zeros(2, 3, 28, 28)
     with pytest.raises(ImportError, match="torchvision"):
         processor(text=["<|video_pad|>"], videos=[frames], return_tensors="pt")
+
+
+@pytest.mark.skipif(is_torchvision_available(), reason="torchvision is installed, and resizes")
+def test_an_image_processor_for_torchvision_alone_resizes_by_pillow(root: Path) -> None:
+    images = load_processor(families.checkpoint("lfm2_vl", root)).image_processor
+    picture = families.example_image(1)
+    made = images([picture], return_tensors="pt")
+    assert made["spatial_shapes"].tolist() == [[8, 4]]
+    resized = torch.tensor(np.asarray(picture.resize((28, 56), Image.Resampling.BILINEAR)))
+    patches = resized.view(8, 7, 4, 7, 3).transpose(1, 2).reshape(8 * 4, -1)
+    pixels, padding = made["pixel_values"][0].split([32, 4])
+    torch.testing.assert_close(pixels, patches / 127.5 - 1)
+    assert not padding.any()
+    assert not {name for name in sys.modules if name.startswith("torchvision")}
 
 
 @pytest.mark.parametrize("family", EVERY)
