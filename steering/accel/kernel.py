@@ -46,7 +46,7 @@ class FusedDecode:
             return None
         pooled = step.pool.layer(heads.layer, key, value)
         place = (step.positions, heads.scaling, step.columns, heads.layer, heads.window, heads.softcap)
-        attended = self._function(query, key, value, *pooled, *place, *terms, looks=bool(hooks.observers))
+        attended = self._function(query, key, value, *pooled, *place, *terms, bool(hooks.observers), heads.sinks)
         if attended.effect is not None:
             (hook,) = hooks.weighing
             assert isinstance(hook, WeightsForm)

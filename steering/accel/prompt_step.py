@@ -88,7 +88,7 @@ class PackedPrompts(PromptStep):
         if kv_heads not in self._pooled:
             self._pooled[kv_heads] = PooledPlaces.of(self._bounds, self._slot_by_row, self._lengths, keys)
         if heads.softcap is None:
-            attended = pooled(packed, keys, values, self._pooled[kv_heads], heads.scaling, heads.window)
+            attended = pooled(packed, keys, values, self._pooled[kv_heads], heads.scaling, heads.window, heads.sinks)
         if attended is None:
             raise Unsupported("no kernel attends to prompts in the pool")
         out = attended.transpose(0, 1)[None]

@@ -42,8 +42,10 @@ class CpuDecode:
         elif terms.enhancement is None:
             out, means = read_attention(*tensors, terms.gains, *options, step.columns)
         else:
-            tables = terms.enhancement
-            out, means, effect = enhanced_attention(*tensors, terms.gains, *tables, heads.layer, *options, step.columns)
+            masks, settings, reading = terms.enhancement
+            out, means, effect = enhanced_attention(
+                *tensors, terms.gains, masks, settings, reading, heads.layer, *options, step.columns
+            )
             (hook,) = hooks.weighing
             assert isinstance(hook, WeightsForm)
             hook.note(effect)
@@ -104,6 +106,7 @@ def _enhancement(hooks: Hooks, layer: int, columns: int) -> tuple[torch.Tensor |
     return None if len(changing) > 1 else (*changing[0], layer)
 
 
-def _kernel_options(heads: Heads) -> tuple[float, int, float]:
+def _kernel_options(heads: Heads) -> tuple[torch.Tensor | None, float, int, float]:
     """Return the last arguments of every kernel."""
-    return heads.scaling, heads.window or 0, heads.softcap or 0.0
+    sinks = None if heads.sinks is None else heads.sinks.float()
+    return sinks, heads.scaling, heads.window or 0, heads.softcap or 0.0

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -47,19 +46,21 @@ def attend(
     step: AttentionStep | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend: query (rows, heads, n, head_dim), key and value (rows, kv_heads, n, head_dim) -> (rows, n, heads, head_dim).
 
-    Without a step it is transformers' own SDPA, so the patched model still runs as a plain one.
+    Without a step it is transformers' own SDPA, so the patched model still runs as a plain one. softcap, s_aux: None, or as
+    `Heads` has a soft cap and sinks, for models whose attention SDPA cannot compute.
     """
-    if step is None and softcap is None:
+    if step is None and softcap is None and s_aux is None:
         kwargs.pop("dropout", None)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    heads = Heads(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    heads = Heads(module.layer_idx, scaling, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
     if step is None:
-        return kernels.explicit(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+        return kernels.product(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
     return step.attend(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
 
 
@@ -127,12 +128,11 @@ class Decode:
         hooks, visible = self.hooks.attention, self.mask(heads.window, query)
         # The output of a row is the same whatever is observed and whatever other rows request; other results replace it only
         # in the rows that a hook changes.
-        if heads.softcap is None:
-            out = self._product(heads, grouped, keys, values, visible)
-            if not hooks and not self.hooks.observers:
-                return out.reshape(shape)  # kernels differ in its memory layout
+        out = self._product(heads, grouped, keys, values, visible) if heads.softcap is None else None
+        if out is not None and not hooks and not self.hooks.observers:
+            return out.reshape(shape)  # kernels differ in its memory layout
         weights = self.weights(heads, grouped, keys, visible)
-        if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
+        if out is None:  # hooks are neutral to the bit in the rows that did not ask for them
             out = weights.to(values.dtype) @ values
         elif hooks:
             active = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
@@ -158,21 +158,20 @@ class Decode:
 
     def _product(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the output (rows, kv_heads, group, head_dim) of SDPA, over the columns that each row reads."""
+    ) -> torch.Tensor | None:
+        """Return the output (rows, kv_heads, group, head_dim) of `Heads.fused`, over the columns that each row reads."""
 
-        def product(rows: slice, columns: int) -> torch.Tensor:
+        def product(rows: slice, columns: int) -> torch.Tensor | None:
             near = (rows, slice(None), slice(columns))
-            return F.scaled_dot_product_attention(
-                query[rows], key[near], value[near], visible[rows][..., :columns], scale=heads.scaling
-            )
+            return heads.fused(query[rows], key[near], value[near], visible[rows][..., :columns])
 
         if not self.apart:
-            return F.scaled_dot_product_attention(query, key, value, visible, scale=heads.scaling)
-        out = product(slice(None), self.common)
+            return heads.fused(query, key, value, visible)
+        if (out := product(slice(None), self.common)) is None:
+            return None
         for row, columns in self.apart:
             rows = slice(row, row + 1)
-            out[rows] = product(rows, columns)
+            out[rows] = product(rows, columns)  # type: ignore[assignment]
         return out
 
     def weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
@@ -185,9 +184,9 @@ class Decode:
             for hook in self.hooks.scoring:
                 scores = hook.scores(heads.layer, scores.view(by_head), None)
             scores = scores.view(shape) + visible
-        weights = scores.softmax(-1)
+        weights = heads.weights(scores.view(by_head))
         for hook in self.hooks.attention:
-            weights = hook.weights(heads.layer, weights.view(by_head))
+            weights = hook.weights(heads.layer, weights)
         return weights.view(shape)
 
     def _new_key_index(self, kv_heads: int, device: torch.device) -> torch.Tensor:

@@ -47,7 +47,8 @@ class Candidates:
         at = positions.view(-1, 1, 1, 1, 1).expand(*shape[:-1], 1)
         scores = scores.scatter(-1, at, own_scores.view(*shape[:-1], 1))
         visible = kernels.visible(positions, self.columns, heads.window)[:, None, None, None]
-        weights = scores.masked_fill_(~visible, -torch.inf).softmax(-1)
+        sinks = None if heads.sinks is None else heads.sinks.view(kv_heads, 1, -1)
+        weights = kernels.softmax(scores.masked_fill_(~visible, -torch.inf), sinks)
         own_weight = weights.gather(-1, at).to(values.dtype)
         past = weights.to(values.dtype).scatter(-1, at, 0.0).flatten(2, 3) @ past_values
         own_values = value.reshape(*own[:-1], values.shape[3]).transpose(1, 2)  # latent attention has others than keys

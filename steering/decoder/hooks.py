@@ -9,19 +9,23 @@ Tensors that a hook gets are on its layer's device, and those that it returns mu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
 from steering.decoder.updates import Updates
 
-Product = Callable[[torch.Tensor], torch.Tensor]
-"""A function that multiplies a prefill's attention weights with values.
 
-Values (rows, kv_heads, columns, head_dim), float32, give (rows, heads, n, head_dim).
-"""
+class Product(Protocol):
+    """Multiplies a prefill's attention weights with values."""
+
+    def __call__(self, values: torch.Tensor, /) -> torch.Tensor:
+        """Return (rows, heads, n, head_dim) for values (rows, kv_heads, columns, head_dim), float32."""
+
+    def of_sinks(self) -> torch.Tensor | None:
+        """Return the share (rows, heads, n, 1) of attention that goes to sinks, before hooks; None where heads have none."""
 
 
 class Weights(ABC):

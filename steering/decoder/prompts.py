@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,17 +69,11 @@ class PromptStep:
         plain: the output without hooks, where it is known.
         """
         plain = out = kernels.product(heads, query, key, value, mask) if plain is None else plain
-        wide = functools.cache(lambda: (query.float(), key.float()))
-
-        def exact(values: torch.Tensor) -> torch.Tensor:
-            is_exact = values is value and plain.dtype == torch.float32
-            return plain if is_exact else kernels.product(heads, *wide(), values, mask)
-
-        changed: Product = exact
+        changed: Product = _Exact(heads, query, key, value, mask, plain)
         for hook in self.hooks.attention:
             if (product := hook.product(heads.layer, value, changed)) is not None:
                 out = torch.where(hook.asked.to(out.device), product.to(out.dtype), out)
-                changed = functools.partial(_product_under, hook, heads.layer, changed)
+                changed = _Changed(hook, heads.layer, changed)
         return self._apply_weight_hooks(LayerWeights(self, heads, query, key, mask), value, out)
 
     def _apply_weight_hooks(self, weights: LayerWeights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -123,7 +116,7 @@ class LayerWeights(Weights):
         else:
             visible = self.mask.expand(queries.shape[0], -1, -1, -1)
             visible = visible.gather(2, queries[:, None, :, None].expand(-1, 1, -1, columns))
-        weights = kernels.masked(scores, visible).softmax(-1)
+        weights = self.heads.weights(kernels.masked(scores, visible))
         for hook in hooks.attention:
             weights = hook.weights(self.heads.layer, weights)
         return weights
@@ -234,10 +227,44 @@ class Ragged:
         pooled[row, :, column] = new[row, :, at]
 
 
-def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:
-    """Return `exact` as changed by a hook, for later hooks."""
-    changed = hook.product(layer, value, exact)
-    return exact(value) if changed is None else torch.where(hook.asked.to(changed.device), changed, exact(value))
+@dataclass
+class _Exact:
+    """The product of a layer's unchanged weights, in float32. plain: its output, which is that of `value`."""
+
+    heads: Heads
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    plain: torch.Tensor
+
+    @cached_property
+    def _wide(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.query.float(), self.key.float()
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        if values is self.value and self.plain.dtype == torch.float32:
+            return self.plain
+        return kernels.product(self.heads, *self._wide, values, self.mask)
+
+    def of_sinks(self) -> torch.Tensor | None:
+        return kernels.shares_of_sinks(self.heads, *self._wide, self.mask)
+
+
+@dataclass
+class _Changed:
+    """A product as changed by a hook, for later hooks."""
+
+    hook: AttentionHook
+    layer: int
+    exact: Product
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        plain, changed = self.exact(values), self.hook.product(self.layer, values, self.exact)
+        return plain if changed is None else torch.where(self.hook.asked.to(changed.device), changed, plain)
+
+    def of_sinks(self) -> torch.Tensor | None:
+        return self.exact.of_sinks()
 
 
 def _replace_queries(out: torch.Tensor, queries: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 s <- s + bias, before the softmax, in the columns of the patches, at chosen layers and heads. A softmax of shifted scores is
 the plain weights w, times e^bias on the patches, normalised again. A prefill's output therefore follows from products of the
 plain weights, as (R + e^bias P) / (r + e^bias p), with P and R the weighted values of the patches and of the rest, p and r
-their shares of attention. Both are sums of positive terms, so that nothing cancels, however large the bias.
+their shares of attention. Where heads have sinks, whose scores are not shifted, their share is a part of r. All are sums of
+positive terms, so that nothing cancels, however large the bias.
 
 The biased queries are those after the image's last patch: tokens of the prompt, and every generated one. With `queries`
 "all" the patches' own queries are biased too, which changes the information that patches pass to each other.
@@ -171,6 +172,8 @@ class LookAtRows(AttentionHook):
         shares = torch.zeros_like(value)
         shares[..., :1], shares[..., 1:2] = patches, 1 - patches
         share, elsewhere_share = exact(shares)[..., :2].split(1, -1)
+        if (of_sinks := exact.of_sinks()) is not None:
+            elsewhere_share = elsewhere_share + of_sinks
         biased = (elsewhere + factor * at) / (elsewhere_share + factor * share)
         return torch.where(factor != 1, biased, plain)
 

@@ -9,6 +9,8 @@ images and to the rest of the prompt:
 - "scale": visual weights times (1 + alpha), then the row is normalised again;
 - "add": visual weights times (1 + alpha), and the row is left as it is, so that its weights sum to 1 + alpha * m_v.
 
+Where heads have sinks, what goes to them is a part of the row: "scale" normalises it, too, and "transfer" leaves it.
+
 The rest of the prompt is all of it, template included, as in the authors' scripts, or with `spans` "content" the messages'
 texts alone. `source` limits it further: "system" is what stands before the first image (a_s), "user" all other text (a_u).
 
@@ -237,10 +239,8 @@ class SeeRows(AttentionHook):
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
         image_mass, text_mass = exact(indicators)[..., :2].split(1, -1)
-        if self._apart:
-            text = exact(value * masks[..., 1:])
-        else:  # every column that is no image's is text
-            text, text_mass = plain - visual, 1 - image_mass
+        # Unless some are apart, every column that is no image's is text.
+        text = exact(value * masks[..., 1:]) if self._apart else plain - visual
         up, down, total = self._factors(tables, tables.fixed[:, layer, None], image_mass, text_mass)
         more = up * visual if down is None else up * visual - down * text
         return (plain + more) / total

@@ -128,7 +128,8 @@ def load(
             f"The weights of {path} differ in size from those that its config.json states."
         ) from error
     model = model.eval().requires_grad_(False)
-    refuse_sinks(model)
+    if tensor_parallel > 1:
+        refuse_sinks(model, tensor_parallel)
     if device_map is not None:
         refuse_offloaded(model)
     elif tensor_parallel == 1:
@@ -221,13 +222,13 @@ def refuse_offloaded(model: Any) -> None:
         )
 
 
-def refuse_sinks(model: nn.Module) -> None:
-    """Raise UnsupportedModel for a model whose heads have attention sinks.
-
-    Neither the slot KV pool nor the attention readouts know such an attention, which goes to no token.
-    """
+def refuse_sinks(model: nn.Module, size: int) -> None:
+    """Raise UnsupportedModel for a model whose heads have attention sinks, of which each process would need its heads'."""
     if any(isinstance(getattr(module, "sinks", None), nn.Parameter) for module in model.modules()):
-        raise UnsupportedModel(f"{model.config.model_type} cannot be served: its attention heads have sinks.")  # type: ignore[union-attr]
+        raise UnsupportedModel(
+            f"{model.config.model_type} cannot be served by {size} processes together: its heads' attention sinks cannot "  # type: ignore[union-attr]
+            "be divided."
+        )
 
 
 def _store_weights_by_column(decoder: nn.Module) -> None:

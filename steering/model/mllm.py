@@ -277,8 +277,9 @@ class MLLM:
         shapes = {tensor.shape for tensor in self.column().distinct}
         if len(shapes) > 1:  # the kernel is checked, and graphs hold its memory, for one
             return None
-        _, kv_heads, _, width = shapes.pop()
-        return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width)
+        heads = self.text_config.num_attention_heads, *shapes.pop()[1::2]
+        has_sinks = any(isinstance(getattr(module, "sinks", None), torch.Tensor) for module in self.layers.modules())
+        return decode_kernel(self.device, self.dtype, *heads, has_sinks)
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the rotary positions of a prompt with pictures, (axes, 1, n) on the CPU, for `embed`.
@@ -387,8 +388,7 @@ class MLLM:
 
 def fingerprint_of(model: Any) -> str:
     """Return a hash of the text config and of a slice of every decoder layer's weights, the same in every dtype."""
-    hasher = hashlib.sha256()
-    text = model.config.get_text_config()
+    hasher, text = hashlib.sha256(), model.config.get_text_config()
     shape = {key: getattr(text, key, None) for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")}
     hasher.update(json.dumps(shape, sort_keys=True).encode())
     for layer in model.get_decoder().layers:

@@ -13,7 +13,7 @@ from steering.decoder import attention
 from steering.errors import UnsupportedModel
 from steering.model import calibration
 from steering.model.chat.template_file import set_template
-from steering.model.loading import refuse_offloaded, refuse_sinks, refuse_structure
+from steering.model.loading import refuse_offloaded, refuse_structure
 from steering.model.mllm import MLLM
 
 
@@ -27,7 +27,6 @@ def share(model: Any, processor: Any) -> MLLM:
     if not isinstance(model, nn.Module) or not hasattr(model, "get_decoder") or not hasattr(model, "config"):
         raise UnsupportedModel(f"An image-text-to-text model of transformers is needed; got {type(model).__name__}.")
     refuse_structure(model.config)
-    refuse_sinks(model)
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         raise UnsupportedModel("The model's weights are quantized; load it in its own dtype.")
     if hasattr(model, "hf_device_map"):

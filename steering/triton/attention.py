@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=16)
 def decode_kernel(
-    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int, has_sinks: bool = False
 ) -> DecodeFunction | None:
     """Return the kernel for heads of this width, None where there is none or it is wrong; the log says why."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None or dtype not in WITHIN:
@@ -32,7 +32,7 @@ def decode_kernel(
     from steering.triton import triton_attention  # noqa: PLC0415 -- only torch's builds for GPUs can import it
 
     try:
-        error = error_of(triton_attention.decode_attention, device, dtype, heads, kv_heads, width)
+        error = error_of(triton_attention.decode_attention, device, dtype, heads, kv_heads, width, has_sinks)
     except Exception as reason:  # triton also needs a C compiler
         log.warning("decode attention falls back to torch: %s: %s", type(reason).__name__, reason)
         return None
@@ -44,7 +44,13 @@ def decode_kernel(
 
 @torch.inference_mode()
 def error_of(
-    kernel: DecodeFunction, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+    kernel: DecodeFunction,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    has_sinks: bool = False,
 ) -> float:
     """Return the relative error of a kernel's output and mean weights against float64, with and without changed scores.
 
@@ -61,9 +67,10 @@ def error_of(
     positions = torch.tensor([70, 3, columns - 1], device=device)
     by_head, chosen, gains = torch.rand(3, 3, max(heads, columns), generator=generator).to(device)
     bias, gains = (4 * by_head[:, :heads], (chosen[:, :columns] > 0.5).float()), gains[:, :columns].contiguous()
+    sinks = _drawn_sinks(device, heads).to(dtype) if has_sinks else None
     place = (query, key, value, keys, values, positions, width**-0.5, columns)
     calls = [
-        [kernel(*place, **changes, looks=looks) for looks in (True, False)]
+        [kernel(*place, **changes, looks=looks, sinks=sinks) for looks in (True, False)]
         for changes in ({}, {"bias": bias, "gains": gains})
     ]
     near, far = (cache[:2].double().repeat_interleave(heads // kv_heads, 1) for cache in (keys, values))  # now updated
@@ -73,7 +80,7 @@ def error_of(
     changed = biased + gains[:2, None, None].double() * biased.abs()
     errors = []
     for (attended, plain), changed_scores in zip(calls, (scores, changed), strict=True):
-        weights = changed_scores.masked_fill(later, -torch.inf).softmax(-1)
+        weights = _weights(changed_scores, later, sinks)
         expected, means = (weights @ far)[:, :, 0], weights[:, :, 0].mean(1)
         assert attended.means is not None
         for ours, reference in ((attended.out, expected), (plain.out, expected), (attended.means, means)):
@@ -81,15 +88,55 @@ def error_of(
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
-def lower_right(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor | None:
+def kept(log_sums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Return the share of attention that columns keep beside sinks. log_sums: the logarithms of their softmax's sums."""
+    return (log_sums - sinks.float()).sigmoid()
+
+
+def beside(out: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Return an output (..., D) with sinks in its denominators. log_sums: (...). sinks: of any shape that fits these."""
+    return (out * kept(log_sums, sinks)[..., None]).to(out.dtype)
+
+
+def with_log_sums(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Attend by a fused kernel of torch that also returns the logarithm of each query's sum of exponentials.
+
+    Returns None where there is no such kernel, or it is wrong; otherwise the output, and (rows, heads, n) in float32. query:
+    (rows, heads, n, D). key, value: (rows, heads or KV, columns, D). mask: as SDPA takes it.
+    """
+    if query.shape[3] != value.shape[3]:
+        return None
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    if query.device.type == "cpu":
+        cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, log_sums = cpu(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
+        return out, log_sums
+    shape = query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3]
+    if not query.is_cuda or not _efficient_is_right(*shape):
+        return None
+    return _efficient(query, key, value, mask, scaling, causal)
+
+
+def lower_right(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, sinks: torch.Tensor | None = None
+) -> torch.Tensor | None:
     """Attend causally where queries (rows, heads, n, D) are the last n columns, by torch's flash kernel without a mask.
 
-    Returns None where that kernel is missing or wrong. key, value: (rows, KV, columns, D), not copied for each head.
+    Returns None where that kernel is missing or wrong. key, value: (rows, KV, columns, D), not copied for each head. sinks:
+    (heads,), scores that join each denominator.
     """
-    heads = query.shape[1], key.shape[1]
-    if not _flash_takes(query) or not _flash_is_right(query.device, query.dtype, *heads, query.shape[3]):
+    shape = query.dtype, query.shape[1], key.shape[1], query.shape[3], sinks is not None
+    if not _flash_takes(query) or not _flash_is_right(query.device, *shape):
         return None
-    return _flash(query, key, value, scaling)
+    return _flash(query, key, value, scaling, sinks)
 
 
 def packed(
@@ -132,16 +179,17 @@ def pooled(
     places: PooledPlaces,
     scaling: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Attend causally to slots of a pool, whose last columns are those of the queries, by torch's flash kernel.
 
     Returns None where that kernel is missing or wrong. query: (tokens, heads, D), packed prompts. keys, values: (slots, KV,
-    length, D), not copied.
+    length, D), not copied. sinks: (heads,), scores that join each denominator.
     """
-    if not _flash_takes(query) or keys.shape != values.shape:
+    shape = query.dtype, query.shape[1], keys.shape[1], query.shape[2], sinks is not None
+    if not _flash_takes(query) or keys.shape != values.shape or not _pooled_flash_is_right(query.device, *shape):
         return None
-    shape = query.device, query.dtype, query.shape[1], keys.shape[1], query.shape[2]
-    return _pooled_flash(query, keys, values, places, scaling, window) if _pooled_flash_is_right(*shape) else None
+    return _pooled_flash(query, keys, values, places, scaling, window, sinks)
 
 
 def _flash_takes(query: torch.Tensor) -> bool:
@@ -149,11 +197,29 @@ def _flash_takes(query: torch.Tensor) -> bool:
     return query.is_cuda and query.dtype != torch.float32 and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
 
 
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, sinks: torch.Tensor | None
+) -> torch.Tensor:
     """Return the output of torch's flash kernel, whose causal mask ends at the lower right corner."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention
-    out: torch.Tensor = flash(query, key, value, 0.0, True, return_debug_mask=False, scale=scaling)[0]
-    return out
+    attended = flash(query, key, value, 0.0, True, return_debug_mask=False, scale=scaling)
+    out: torch.Tensor = attended[0]
+    return out if sinks is None else beside(out, attended[1], sinks[:, None])
+
+
+def _efficient(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and sums of torch's memory-efficient kernel, which takes any mask and no grouped heads."""
+    rows, heads, n, _ = query.shape
+    if key.shape[1] != heads:
+        key, value = (tensor.repeat_interleave(heads // key.shape[1], 1) for tensor in (key, value))
+    if mask is not None:  # whose rows must begin at multiples of 16 numbers
+        columns = mask.shape[3]
+        mask = nn.functional.pad(mask, (0, -columns % 16))[..., :columns].expand(rows, heads, n, columns)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    out, log_sums, *_ = efficient(query, key, value, mask, True, 0.0, causal, scale=scaling)
+    return out, log_sums[..., :n]  # which is padded, too
 
 
 def _packed_flash(
@@ -174,6 +240,7 @@ def _pooled_flash(
     places: PooledPlaces,
     scaling: float,
     window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the output of torch's flash kernel for columns of a pool.
 
@@ -183,7 +250,7 @@ def _pooled_flash(
     size, strides = ((slots - 1) * kv_heads + 1) * length, (width, length * width, 1)
     near, far = (tensor.as_strided((size, kv_heads, width), strides) for tensor in (keys, values))
     flash = torch.ops.aten._flash_attention_forward
-    out: torch.Tensor = flash(
+    attended = flash(
         query,
         near,
         far,
@@ -197,8 +264,9 @@ def _pooled_flash(
         scale=scaling,
         window_size_left=None if window is None else window - 1,
         seqused_k=places.lengths,
-    )[0]
-    return out
+    )
+    out: torch.Tensor = attended[0]
+    return out if sinks is None else beside(out, attended[1].t(), sinks)  # (heads, tokens)
 
 
 @functools.lru_cache(maxsize=256)
@@ -211,12 +279,32 @@ def _bounds(ends: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, 
 
 
 @functools.lru_cache(maxsize=16)
-def _flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
+def _efficient_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
+    query, key, value = _drawn(device, dtype, width, (heads, 37), (kv_heads, 37), (kv_heads, 37))
+    later = torch.arange(37, device=device) > torch.arange(37, device=device)[:, None]
+    mask = torch.zeros(1, 1, 37, 37, dtype=dtype, device=device).masked_fill(later, -torch.inf)
+    sinks = _drawn_sinks(device, heads)
+
+    def run(*masked: Any) -> torch.Tensor:
+        return beside(*_efficient(query, key, value, masked[0], width**-0.5, masked[1]), sinks[:, None])
+
+    return _agrees(
+        lambda: torch.cat([run(None, True), run(mask, False)], 2),
+        torch.cat([_attended(query, key, value, later, sinks)] * 2, 2),
+        "attention beside sinks falls back to explicit weights",
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _flash_is_right(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int, has_sinks: bool = False
+) -> bool:
     query, key, value = _drawn(device, dtype, width, (heads, 5), (kv_heads, 37), (kv_heads, 37))
     later = torch.arange(37, device=device) > torch.arange(32, 37, device=device)[:, None]
-    expected = _attended(query, key, value, later)
+    sinks = _drawn_sinks(device, heads) if has_sinks else None
+    expected = _attended(query, key, value, later, sinks)
     return _agrees(
-        lambda: torch.cat([_flash(query[:, :, -n:], key, value, width**-0.5) for n in (5, 1)], 2),
+        lambda: torch.cat([_flash(query[:, :, -n:], key, value, width**-0.5, sinks) for n in (5, 1)], 2),
         torch.cat([expected, expected[:, :, -1:]], 2),
         "chunks of prompts fall back to attention with a mask",
     )
@@ -237,12 +325,15 @@ def _packed_flash_is_right(device: torch.device, dtype: torch.dtype, heads: int,
 
 
 @functools.lru_cache(maxsize=16)
-def _pooled_flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
+def _pooled_flash_is_right(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int, has_sinks: bool = False
+) -> bool:
     lengths, counts, length = [70, 9, 300, 1], [70, 1, 150, 20], 310  # the last one is padding, mostly without columns
     generator = torch.Generator().manual_seed(0)
     sizes = (sum(counts), heads, width), (4, kv_heads, length, width), (4, kv_heads, length, width)
     query, keys, values = (torch.randn(size, generator=generator).to(device, dtype) for size in sizes)
     slots, window, expected = [2, 0, 3, 0], 40, []
+    sinks = _drawn_sinks(device, heads) if has_sinks else None
     bounds = torch.tensor([0, *itertools.accumulate(counts)], device=device)
     places = PooledPlaces.of(bounds, torch.tensor(slots, device=device), torch.tensor(lengths, device=device), keys)
     for reach in (length, window):
@@ -250,10 +341,10 @@ def _pooled_flash_is_right(device: torch.device, dtype: torch.dtype, heads: int,
         for part, slot, end in zip(queries, slots, lengths, strict=True):
             own = (part.transpose(0, 1)[None], keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end])
             behind = torch.arange(end - len(part), end, device=device)[:, None] - torch.arange(end, device=device)
-            attended = _attended(*own, (behind < 0) | (behind >= reach))[0].transpose(0, 1)
+            attended = _attended(*own, (behind < 0) | (behind >= reach), sinks)[0].transpose(0, 1)
             expected.append(attended.nan_to_num())  # without columns, queries get zeros
     return _agrees(
-        lambda: torch.cat([_pooled_flash(query, keys, values, places, width**-0.5, w) for w in (None, window)]),
+        lambda: torch.cat([_pooled_flash(query, keys, values, places, width**-0.5, w, sinks) for w in (None, window)]),
         torch.cat(expected),
         "prompts are not captured in graphs",
     )
@@ -265,11 +356,31 @@ def _drawn(device: torch.device, dtype: torch.dtype, width: int, *sizes: tuple[i
     return [torch.randn(2, *size, width, generator=generator).to(device, dtype) for size in sizes]
 
 
-def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+def _drawn_sinks(device: torch.device, heads: int) -> torch.Tensor:
+    """Return random sinks, which are about as much as some tens of columns."""
+    return (torch.randn(heads, generator=torch.Generator().manual_seed(1)) + 4).to(device)
+
+
+def _attended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    hidden: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return attention in float64, whose columns are `hidden` from queries."""
     near, far = (tensor.double().repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
     scores = query.double() @ near.transpose(2, 3) * query.shape[3] ** -0.5
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ far
+    return _weights(scores, hidden, sinks) @ far
+
+
+def _weights(scores: torch.Tensor, hidden: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return the weights of scores (rows, heads, n, columns), with sinks as one more column that is left out again."""
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
 def _agrees(run: Callable[[], torch.Tensor], expected: torch.Tensor, otherwise: str) -> bool:
@@ -283,6 +394,6 @@ def _agrees(run: Callable[[], torch.Tensor], expected: torch.Tensor, otherwise: 
         return False
     error = float((ours.double() - expected).norm() / expected.norm())
     if not error <= WITHIN[ours.dtype]:
-        log.warning("%s: torch's flash kernel has a relative error of %.1e", otherwise, error)
+        log.warning("%s: torch's fused kernel has a relative error of %.1e", otherwise, error)
         return False
     return True

@@ -207,7 +207,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         tl.store(parts + part[:, None] * width + at[None, :], summed / divisor[:, None], mask=tile)
 
 
-@triton.jit(do_not_specialize=["layer", "splits"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["layer", "splits", "has_sinks"])  # type: ignore[untyped-decorator]
 def _combine_kernel(  # type: ignore[no-untyped-def]
     parts,
     masses,
@@ -218,10 +218,12 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     row_log_sums,
     factors,
     effect,
+    sinks,
     splits,
     layers,
     layer,
     tiny,
+    has_sinks,
     heads: tl.constexpr,
     head_block: tl.constexpr,
     split_block: tl.constexpr,
@@ -232,23 +234,26 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     see_transfer: tl.constexpr,
 ) -> None:
     place = tl.program_id(0).to(tl.int64)
+    row, head = place // heads, (place % heads).to(tl.int32)
     split, at = tl.arange(0, split_block), tl.arange(0, width_block)
     log_sum = tl.load(log_sums + place * splits + split, mask=split < splits, other=float("-inf"))
-    peak = tl.max(log_sum, 0)
+    sink = tl.load(sinks + head, mask=(head < heads) & has_sinks, other=float("-inf")).to(tl.float32)
+    peak = tl.maximum(tl.max(log_sum, 0), sink)
     share = tl.exp(log_sum - peak)
-    total = tl.sum(share, 0)
+    total = tl.exp(sink - peak) + tl.sum(share, 0)
     share = share / total
     tile = ((log_sum > float("-inf"))[:, None]) & (at < width)[None, :]
     if has_masks:
-        row, head = place // heads, (place % heads).to(tl.int32)
         every = tl.arange(0, head_block)
         valid = (every < heads)[:, None] & (split < splits)[None, :]
         index = (row * heads + every)[:, None] * splits + split[None, :]
         sums = tl.load(log_sums + index, mask=valid, other=float("-inf"))
         valid = valid & (sums > float("-inf"))
-        peaks = tl.max(sums, 1)
-        shares = tl.exp(sums - tl.where(every < heads, peaks, 0.0)[:, None])
-        shares = shares / tl.where(every < heads, tl.sum(shares, 1), 1.0)[:, None]
+        sink_scores = tl.load(sinks + every, mask=(every < heads) & has_sinks, other=float("-inf")).to(tl.float32)
+        peaks = tl.where(every < heads, tl.maximum(tl.max(sums, 1), sink_scores), 0.0)
+        shares = tl.exp(sums - peaks[:, None])
+        totals = tl.exp(sink_scores - peaks) + tl.sum(shares, 1)
+        shares = shares / tl.where(every < heads, totals, 1.0)[:, None]
         image_mass = tl.sum(shares * tl.load(masses + 2 * index, mask=valid, other=0.0), 1)
         read = tl.sum(shares * tl.load(masses + 2 * index + 1, mask=valid, other=0.0), 1)
         before = tl.sum(image_mass, 0) / heads
@@ -285,21 +290,9 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _means_kernel(  # type: ignore[no-untyped-def]
-    scores,
-    row_log_sums,
-    positions,
-    masks,
-    factors,
-    out,
-    window,
-    columns,
-    length,
-    mask_row,
-    heads,
-    block: tl.constexpr,
-    has_window: tl.constexpr,
-    has_masks: tl.constexpr,
-) -> None:
+    scores, row_log_sums, positions, masks, factors, out, window, columns, length, mask_row, heads,
+    block: tl.constexpr, has_window: tl.constexpr, has_masks: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     position, first, end = _extent(positions, row, length, window, has_window)
@@ -350,13 +343,14 @@ def decode_attention(
     gains: torch.Tensor | None = None,
     enhancement: Enhancement | None = None,
     looks: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> Attended:
     """Write each row's new key and value to its column of the cache, and attend to that and all columns before it.
 
     query: (R, H, 1, D). key, value: (R, KV, 1, D), new. keys, values: (slots, KV, C, D), of which row i is slot i.
     positions: (R,), the column that each row writes; C - 1 for rows that pad the batch, which read nothing. columns: of
     `means` and `gains`, above every position. bias: of C columns, added to the scores. gains: (R, columns), which change
-    these scores s to s + gain * |s|.
+    these scores s to s + gain * |s|. sinks: (H,), scores of no column that join each denominator.
     """
     rows, heads, _, width = query.shape
     kv_heads, length = keys.shape[1:3]
@@ -385,8 +379,9 @@ def decode_attention(
             looks=looks, adjusts=bias is not None or gains is not None, num_warps=4, num_stages=3, **flags,
         )  # fmt: skip
         _combine_kernel[(rows * heads,)](
-            parts, masses, log_sums, settings, reading, out, row_log_sums, factors, effect, splits,
-            settings.shape[1], layer, torch.finfo(torch.float32).tiny, heads, triton.next_power_of_2(heads),
+            parts, masses, log_sums, settings, reading, out, row_log_sums, factors, effect,
+            row_log_sums if sinks is None else sinks, splits, settings.shape[1], layer, torch.finfo(torch.float32).tiny,
+            sinks is not None, heads, triton.next_power_of_2(heads),
             triton.next_power_of_2(splits), width, width_block, flags["has_masks"], SCALE, TRANSFER,
             num_warps=4 if splits > 8 else 2,
         )  # fmt: skip

@@ -206,6 +206,9 @@ def _randomise(model: PreTrainedModel, spec: Family, tokenizer: PreTrainedTokeni
             std = 1.5 / fan_in**0.5
         elif "bias" in name:
             std = 0.1
+        elif name.endswith("sinks"):
+            weight.normal_(4.0, 1.5, generator=generator)  # so that they get a good part of the attention
+            continue
         elif name.endswith(
             "A_log"
         ):  # states that fade at once are single products, whose norm magnifies their rounding

@@ -88,6 +88,20 @@ GLM4V_MOE = replace(
         ),
     },
 )
+# Attention sinks, windows in every other layer, YaRN, and experts with biases whose gate and up projections alternate.
+GPT_OSS = replace(
+    tiled.INTERNVL,
+    config=tiled.INTERNVL.config
+    | {
+        "text_config": text(
+            "gpt_oss",
+            head_dim=16,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=16,
+        )
+    },
+)
 # Latent attention, here with keys of 24 dimensions and values of 16.
 LATENT = _in_mistral3("deepseek_v3", first_k_dense_replace=1, v_head_dim=16, **_LATENT)
 MISTRAL4 = _in_mistral3("mistral4", first_k_dense_replace=0, v_head_dim=24, **_LATENT)

@@ -36,6 +36,7 @@ UNLIKE: dict[str, Family] = {
     "ernie4_5_vl_moe": further.ERNIE4_5_VL_MOE,
     "ovis2": further.OVIS2,
     "granite4_vision": further.GRANITE4_VISION,
+    "gpt_oss": further.GPT_OSS,
 }
 """Models whose layers, encoder or processor have something of their own; the tests of answers and readouts ask them."""
 FURTHER: dict[str, Family] = {

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -102,7 +103,8 @@ struct Scoring {
   float scaling, softcap;  // 0: none
 
   // Turns one head's products into weights in place, padded with zeros to a whole vector. gains: (columns,), or nullptr.
-  void weigh(float* row, const float* gains, int64_t columns) const {
+  // sink: a score of no column that joins the sum, or NOTHING.
+  void weigh(float* row, const float* gains, float sink, int64_t columns) const {
     const int64_t stride = whole(columns);
     if (softcap > 0)
       for (int64_t at = 0; at < columns; at++) row[at] = std::tanh(row[at] * scaling / softcap) * softcap;
@@ -120,16 +122,29 @@ struct Scoring {
       store(row + at, some);
       most = greater(most, some);
     }
-    const float highest = greatest(most);
+    const float highest = std::max(greatest(most), sink);
     floats sum = {};
     for (int64_t at = 0; at < stride; at += WIDTH) {
       const floats power = exponential(load(row + at) - highest);
       store(row + at, power);
       sum += power;
     }
-    const float share = 1.f / total(sum);
+    const float share = 1.f / (total(sum) + std::exp(sink - highest));
     for (int64_t at = 0; at < stride; at += WIDTH) store(row + at, load(row + at) * share);
   }
+};
+
+// The sinks of all heads, if there are any.
+struct Sinks {
+  Tensor scores;
+  bool exist = false;
+
+  bool of(AtenTensorHandle* given, int64_t heads) {
+    exist = given != nullptr;
+    return !exist || (scores.look(*given) && scores.is_float() && scores.dense() && scores.count(0, scores.axes) == heads);
+  }
+
+  float operator[](int64_t head) const { return exist ? scores.of()[head] : NOTHING; }
 };
 
 // The keys or values that a row reads.
@@ -182,8 +197,8 @@ void everywhere(const Reading& reading, const Call& call) {
 // Computes the weights (group, stride) of a row and KV head, from its first visible column on. stride: at least the number
 // of its columns, rounded up to whole vectors.
 template <typename Key>
-void weights_of(const Reading& reading, const Scoring& scoring, const Tensor* gains, int64_t row, int64_t head,
-                int64_t stride, float* to) {
+void weights_of(const Reading& reading, const Scoring& scoring, const Tensor* gains, const Sinks& sinks, int64_t row,
+                int64_t head, int64_t stride, float* to) {
   const int64_t begin = reading.begin(row), columns = reading.end(row) - begin;
   const float* query = reading.asked.of() + (row * reading.kv_heads + head) * reading.group * reading.width;
   grouped(reading.group, [&]<int group>(int64_t first) {
@@ -191,7 +206,8 @@ void weights_of(const Reading& reading, const Scoring& scoring, const Tensor* ga
                        columns, to + first * stride, stride);
   });
   const float* own = gains ? gains->of(row) + begin : nullptr;
-  for (int64_t one = 0; one < reading.group; one++) scoring.weigh(to + one * stride, own, columns);
+  for (int64_t one = 0; one < reading.group; one++)
+    scoring.weigh(to + one * stride, own, sinks[head * reading.group + one], columns);
 }
 
 // Computes the sums (group, width) of a KV head's values over the visible columns, weighted by (group, stride).

@@ -2,7 +2,8 @@
 
 In all functions: query (rows, heads, 1, head_dim), float32 and contiguous. key, value: (slots, kv_heads, length, head_dim),
 of which row i reads slot i up to its position (rows,), and of these the last `window` columns where that is above 0.
-softcap: 0 for none. Whatever the pool's dtype, computation is in float32.
+softcap: 0 for none. sinks: (heads,), float32, scores of no column that join each denominator. Whatever the pool's dtype,
+computation is in float32.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from steering.cpu.kernels.operators import operator
+from steering.decoder.kernels import softmax
 
 
 @operator(lambda query, key, value, *_: query.new_empty(*query.shape[:3], value.shape[3]))
@@ -18,12 +20,13 @@ def decode_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     positions: torch.Tensor,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> torch.Tensor:
     """Return the output (rows, heads, 1, head_dim)."""
-    weights = decode_weights(query, key, positions, None, scaling, window, softcap, key.shape[2])
+    weights = decode_weights(query, key, positions, None, sinks, scaling, window, softcap, key.shape[2])
     return decode_sums(weights, value, positions, window)
 
 
@@ -32,6 +35,7 @@ def decode_weights(
     key: torch.Tensor,
     positions: torch.Tensor,
     gains: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
@@ -49,7 +53,8 @@ def decode_weights(
         scores = torch.tanh(scores / softcap) * softcap
     if gains is not None:
         scores = scores + gains[:, None, None] * scores.abs()
-    return scores.masked_fill(~seen_columns(positions[:, None, None, None], columns, window), -torch.inf).softmax(-1)
+    visible = seen_columns(positions[:, None, None, None], columns, window)
+    return softmax(scores.masked_fill(~visible, -torch.inf), None if sinks is None else sinks[:, None])
 
 
 @operator(lambda weights, value, *_: weights.new_empty(*weights.shape[:3], value.shape[3]))

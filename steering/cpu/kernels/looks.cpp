@@ -51,13 +51,13 @@ void enhance(const Enhancement& see, int64_t row, float* weights, int64_t heads,
 // Computes the output of decode attention and its mean weights over heads. see: or nullptr; told receives its effect.
 template <typename Number>
 void looked(const Reading& reading, const Tensor& values, const Scoring& scoring, const Tensor* gains,
-            const Enhancement* see, int64_t columns, float* out, float* means, float* told) {
+            const Sinks& sinks, const Enhancement* see, int64_t columns, float* out, float* means, float* told) {
   const int64_t heads = reading.kv_heads * reading.group, stride = whole(reading.most);
   const int64_t of_row = heads * stride + 2 * (stride + heads);
   float* room = scratch(reading.rows * of_row);
   everywhere(reading, [&](int64_t row, int64_t head) {
     float* own = room + row * of_row + head * reading.group * stride;
-    weights_of<Number>(reading, scoring, gains, row, head, stride, own);
+    weights_of<Number>(reading, scoring, gains, sinks, row, head, stride, own);
   });
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
   for (int64_t row = 0; row < reading.rows; row++) {
@@ -79,12 +79,15 @@ struct Observed {
   Reading reading;
   Tensor values, gains;
   const Tensor* gained = nullptr;
+  Sinks sinks;
   Scoring scoring;
   float *out, *means;
 
   bool of(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions,
-          AtenTensorHandle* given, int64_t window, int64_t columns, AtenTensorHandle* first, AtenTensorHandle* second) {
+          AtenTensorHandle* given, AtenTensorHandle* sink_scores, int64_t window, int64_t columns, AtenTensorHandle* first,
+          AtenTensorHandle* second) {
     if (!reading.asks(query, key, positions, window) || columns > reading.most) return false;
+    if (!sinks.of(sink_scores, reading.kv_heads * reading.group)) return false;
     reading.most = columns;
     if (!reading.takes(values, value) || (given && !gains.look(*given))) return false;
     if (given && (gains.axes != 2 || gains.strides[1] != 1 || !gains.is_float())) return false;
@@ -96,7 +99,7 @@ struct Observed {
 
   AOTITorchError look(const Enhancement* see, float* told) const {
     return typed(reading.pooled.dtype, [&]<typename Number>() {
-      looked<Number>(reading, values, scoring, gained, see, reading.most, out, means, told);
+      looked<Number>(reading, values, scoring, gained, sinks, see, reading.most, out, means, told);
     }) ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
   }
 };
@@ -105,21 +108,23 @@ struct Observed {
 
 extern "C" AOTITorchError aoti_torch_cpu_read_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions, AtenTensorHandle* gains,
-    double scaling, int64_t window, double softcap, int64_t columns, AtenTensorHandle* out, AtenTensorHandle* means) {
+    AtenTensorHandle* sinks, double scaling, int64_t window, double softcap, int64_t columns, AtenTensorHandle* out,
+    AtenTensorHandle* means) {
   Observed observed;
   observed.scoring = {static_cast<float>(scaling), static_cast<float>(softcap)};
-  if (!observed.of(query, key, value, positions, gains, window, columns, out, means)) return AOTI_TORCH_FAILURE;
+  if (!observed.of(query, key, value, positions, gains, sinks, window, columns, out, means)) return AOTI_TORCH_FAILURE;
   return observed.look(nullptr, nullptr);
 }
 
 extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions, AtenTensorHandle* gains,
-    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings, int64_t layer, double scaling,
-    int64_t window, double softcap, int64_t columns, AtenTensorHandle* out, AtenTensorHandle* means, AtenTensorHandle* told) {
+    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings, int64_t layer, AtenTensorHandle* sinks,
+    double scaling, int64_t window, double softcap, int64_t columns, AtenTensorHandle* out, AtenTensorHandle* means,
+    AtenTensorHandle* told) {
   Observed observed;
   Enhancement see;
   observed.scoring = {static_cast<float>(scaling), static_cast<float>(softcap)};
-  if (!observed.of(query, key, value, positions, gains, window, columns, out, means)) return AOTI_TORCH_FAILURE;
+  if (!observed.of(query, key, value, positions, gains, sinks, window, columns, out, means)) return AOTI_TORCH_FAILURE;
   see.layer = layer;
   float* did = made({observed.reading.rows, 3}, told);
   if (!did || !see.of(masks, settings, readings, observed.reading.rows, columns)) return AOTI_TORCH_FAILURE;

@@ -23,13 +23,14 @@ def read_attention(
     value: torch.Tensor,
     positions: torch.Tensor,
     gains: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
     columns: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output (rows, heads, 1, head_dim), and the weights' mean over heads (rows, columns)."""
-    weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
+    weights = decode_weights(query, key, positions, gains, sinks, scaling, window, softcap, columns)
     return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1)
 
 
@@ -44,13 +45,14 @@ def enhanced_attention(
     settings: torch.Tensor,
     reading: torch.Tensor,
     layer: int,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
     columns: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the same for weights enhanced by See, and the effect that `enhanced` returns."""
-    weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
+    weights = decode_weights(query, key, positions, gains, sinks, scaling, window, softcap, columns)
     weights, masses = enhanced(weights, masks, settings, reading, layer)
     return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1), masses
 

@@ -52,6 +52,7 @@ struct Prompts {
   Tensor asked, keys, values, slots, starts;
   int64_t rows, kv_heads, group, length, width, padded, window;
   float scaling, softcap;
+  Sinks sinks;
   const Enhancement* see = nullptr;
 
   Prompts(double scaling, int64_t window, double softcap)
@@ -68,7 +69,7 @@ struct Prompts {
   }
 
   bool of(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle first,
-          AtenTensorHandle second) {
+          AtenTensorHandle second, AtenTensorHandle* sink_scores) {
     if (!asked.look(query) || !keys.look(key) || !values.look(value) || !slots.look(first) || !starts.look(second)) return false;
     if (asked.axes != 4 || keys.axes != 4 || values.axes != 4 || slots.axes != 1 || starts.axes != 1) return false;
     rows = asked.sizes[0], length = asked.sizes[2], width = asked.sizes[3], kv_heads = keys.sizes[1];
@@ -88,7 +89,7 @@ struct Prompts {
           end > values.sizes[2] || (see && end > see->masks.sizes[1]))
         return false;
     }
-    return asked.dense();
+    return asked.dense() && sinks.of(sink_scores, kv_heads * group);
   }
 
   int64_t queries() const { return std::max<int64_t>(QUERIES / group, 1); }
@@ -117,6 +118,8 @@ struct Prompts {
       else
         std::fill_n(query + one * width, width, 0.f);
     std::fill(sums, most, 0.f), std::fill(most, most + wide, NOTHING);
+    for (int64_t one = 0; one < count && sinks.exist; one++)  // as a first column without a value, of the last kind
+      most[one] = sinks[head * group + one % group], totals[(kinds - 1) * wide + one] = 1;
     const float* key = keys.of(slot) + head * keys.strides[1];
     const float* value = values.of(slot) + head * values.strides[1];
     const int64_t values_width = values.sizes[3], end = start + from + count / group;
@@ -203,7 +206,7 @@ struct Prompts {
       for (int64_t one = 0; one < count; one++) {
         const int64_t pick = picks[from + one / group], seen = start + chosen[pick] + 1 - begin;
         const int64_t hidden = window > 0 ? std::max<int64_t>(seen - window, 0) : 0;
-        float *by = scores + one * stride + begin, most = NOTHING, sum = 0;
+        float *by = scores + one * stride + begin, most = sinks[head * group + one % group], sum = sinks.exist;
         weigh(by, hidden, seen, paired(seen), &most, &sum);
         if (see && see->alpha(row)[0] > 0) enhance(row, begin, by, hidden, seen, sum);
         for (int64_t other = 0; other < groups; other++) {
@@ -292,8 +295,8 @@ struct Prompts {
 };
 
 AOTITorchError attended(Prompts& prompts, AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
-                        AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle* out) {
-  if (!prompts.of(query, key, value, slots, starts)) return AOTI_TORCH_FAILURE;
+                        AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle* sinks, AtenTensorHandle* out) {
+  if (!prompts.of(query, key, value, slots, starts, sinks)) return AOTI_TORCH_FAILURE;
   const int64_t heads = prompts.kv_heads * prompts.group;
   float* to = made({prompts.rows, heads, prompts.length, prompts.values.sizes[3]}, out);
   if (!to) return AOTI_TORCH_FAILURE;
@@ -304,9 +307,10 @@ AOTITorchError attended(Prompts& prompts, AtenTensorHandle query, AtenTensorHand
 // Implements `grouped_prompt_weights`, with or without See.
 AOTITorchError summed(Prompts& prompts, AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots,
                       AtenTensorHandle starts, AtenTensorHandle queries, AtenTensorHandle groups, int64_t columns,
-                      AtenTensorHandle* out) {
+                      AtenTensorHandle* sinks, AtenTensorHandle* out) {
   Tensor chosen, counts;
-  if (!prompts.of(query, key, key, slots, starts) || !chosen.look(queries) || !counts.look(groups)) return AOTI_TORCH_FAILURE;
+  if (!prompts.of(query, key, key, slots, starts, sinks) || !chosen.look(queries) || !counts.look(groups))
+    return AOTI_TORCH_FAILURE;
   if (!chosen.is_number() || !chosen.dense() || chosen.axes != 2 || !counts.is_float() || !counts.dense() || counts.axes != 3)
     return AOTI_TORCH_FAILURE;
   const int64_t rows = prompts.rows, heads = prompts.kv_heads, number = chosen.sizes[1], kinds = counts.sizes[1];
@@ -339,34 +343,35 @@ AOTITorchError summed(Prompts& prompts, AtenTensorHandle query, AtenTensorHandle
 
 extern "C" AOTITorchError aoti_torch_cpu_prompt_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
-    double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+    AtenTensorHandle* sinks, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
   Prompts prompts(scaling, window, softcap);
-  return attended(prompts, query, key, value, slots, starts, out);
+  return attended(prompts, query, key, value, slots, starts, sinks, out);
 }
 
 extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
-    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings, int64_t layer, double scaling,
-    int64_t window, double softcap, AtenTensorHandle* out) {
+    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings, int64_t layer, AtenTensorHandle* sinks,
+    double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
   Prompts prompts(scaling, window, softcap);
   Enhancement see;
   if (!prompts.under(see, slots, masks, settings, readings, layer)) return AOTI_TORCH_FAILURE;
-  return attended(prompts, query, key, value, slots, starts, out);
+  return attended(prompts, query, key, value, slots, starts, sinks, out);
 }
 
 extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
-    AtenTensorHandle groups, int64_t columns, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+    AtenTensorHandle groups, int64_t columns, AtenTensorHandle* sinks, double scaling, int64_t window, double softcap,
+    AtenTensorHandle* out) {
   Prompts prompts(scaling, window, softcap);
-  return summed(prompts, query, key, slots, starts, queries, groups, columns, out);
+  return summed(prompts, query, key, slots, starts, queries, groups, columns, sinks, out);
 }
 
 extern "C" AOTITorchError aoti_torch_cpu_enhanced_grouped_prompt_weights(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
     AtenTensorHandle groups, int64_t columns, AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings,
-    int64_t layer, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+    int64_t layer, AtenTensorHandle* sinks, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
   Prompts prompts(scaling, window, softcap);
   Enhancement see;
   if (!prompts.under(see, slots, masks, settings, readings, layer)) return AOTI_TORCH_FAILURE;
-  return summed(prompts, query, key, slots, starts, queries, groups, columns, out);
+  return summed(prompts, query, key, slots, starts, queries, groups, columns, sinks, out);
 }

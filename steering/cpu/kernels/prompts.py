@@ -2,7 +2,8 @@
 
 In all functions: query (rows, heads, n, head_dim), contiguous. key, value: (slots, kv_heads, length, head_dim), where row
 i's tokens, whose keys are there, fill n columns of slot slots[i] from starts[i] on (both (rows,)). All three are float32. A
-token sees the columns up to its own, and of these the last `window` where that is above 0. softcap: 0 for none.
+token sees the columns up to its own, and of these the last `window` where that is above 0. softcap: 0 for none. sinks:
+as in `kernels.attention`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from steering.cpu.kernels.attention import seen_columns
 from steering.cpu.kernels.looks import enhanced
 from steering.cpu.kernels.native import Loops
 from steering.cpu.kernels.operators import operator
+from steering.decoder.kernels import softmax
 
 
 def _output(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object) -> torch.Tensor:
@@ -30,12 +32,13 @@ def prompt_attention(
     value: torch.Tensor,
     slots: torch.Tensor,
     starts: torch.Tensor,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> torch.Tensor:
     """Return the output (rows, heads, n, head_dim)."""
-    return _sums(prompt_weights(query, key, slots, starts, scaling, window, softcap), value, slots)
+    return _sums(prompt_weights(query, key, slots, starts, sinks, scaling, window, softcap), value, slots)
 
 
 @operator(_output)
@@ -49,6 +52,7 @@ def enhanced_prompt_attention(
     settings: torch.Tensor,
     reading: torch.Tensor,
     layer: int,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
@@ -57,7 +61,7 @@ def enhanced_prompt_attention(
 
     masks, settings, reading: as in `looks.enhanced`; a column is an image's, the text's or neither.
     """
-    weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
+    weights = prompt_weights(query, key, slots, starts, sinks, scaling, window, softcap)
     return _sums(_enhance_by_query(weights, masks, settings, reading, layer), value, slots)
 
 
@@ -83,6 +87,7 @@ def grouped_prompt_weights(
     queries: torch.Tensor,
     groups: torch.Tensor,
     columns: int,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
@@ -91,7 +96,9 @@ def grouped_prompt_weights(
 
     queries: (rows, R). groups: (rows, G, R), the factor of each query. columns: at least all that a query may see.
     """
-    return _sum_by_group(prompt_weights(query, key, slots, starts, scaling, window, softcap), queries, groups, columns)
+    return _sum_by_group(
+        prompt_weights(query, key, slots, starts, sinks, scaling, window, softcap), queries, groups, columns
+    )
 
 
 @operator(_by_group)
@@ -107,12 +114,13 @@ def enhanced_grouped_prompt_weights(
     settings: torch.Tensor,
     reading: torch.Tensor,
     layer: int,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> torch.Tensor:
     """Return the same for weights as in `enhanced_prompt_attention`."""
-    weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
+    weights = prompt_weights(query, key, slots, starts, sinks, scaling, window, softcap)
     return _sum_by_group(_enhance_by_query(weights, masks, settings, reading, layer), queries, groups, columns)
 
 
@@ -144,6 +152,7 @@ def prompt_weights(
     key: torch.Tensor,
     slots: torch.Tensor,
     starts: torch.Tensor,
+    sinks: torch.Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
@@ -155,7 +164,8 @@ def prompt_weights(
     if softcap > 0:
         scores = torch.tanh(scores / softcap) * softcap
     last = (starts[:, None] + torch.arange(n, device=query.device))[:, None, :, None]
-    return scores.masked_fill(~seen_columns(last, key.shape[2], window), -torch.inf).softmax(-1)
+    visible = seen_columns(last, key.shape[2], window)
+    return softmax(scores.masked_fill(~visible, -torch.inf), None if sinks is None else sinks[:, None])
 
 
 def _enhance_by_query(

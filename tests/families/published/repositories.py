@@ -155,7 +155,7 @@ PUBLISHED: Mapping[str, Published] = {
             "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
             "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
-        told="attention sinks in every head", refused="sinks",
+        told="attention sinks in every head, windows of 128 in every other layer",
     ),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": Published(
         "mistral3", {"rope_theta": 1e9, "sliding_window": None}, template="chat_template.json",

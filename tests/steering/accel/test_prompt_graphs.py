@@ -25,7 +25,7 @@ from tests.steering.cpu.conftest import check_alike
 from tests.steering.interventions.pushes import unit_vector
 from tests.steering.triton.reference import pooled
 
-FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "aya_vision", "qwen3_vl_moe", "qwen3_5")
+FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "aya_vision", "qwen3_vl_moe", "qwen3_5", "gpt_oss")
 FOCUS = Diagnose(frozenset({"focus", "modality"}))
 
 

@@ -77,7 +77,7 @@ def test_every_request_is_answered_as_without(engines: Engines) -> None:
         assert got.cached_tokens == 0 if whole else got.cached_tokens >= 3 * SIZE, name
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "idefics3", "mistral3", "gemma4"])
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "idefics3", "mistral3", "gemma4", "gpt_oss"])
 def test_families(make_engine: MakeEngine, family: str) -> None:
     cold, warm = make_engine(family), make_engine(family, prefix_cache_bytes=ROOM)
     asked: list[Any] = [See(alpha=0.5)] if family == "gemma4" else [See(alpha=0.5), Think(threshold=0.1)]

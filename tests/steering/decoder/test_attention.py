@@ -21,8 +21,17 @@ from steering.recorders.attention import QUESTIONS, DecodeCapture, PrefillCaptur
 
 HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
 SCALING = 0.3
-VARIANTS = [(None, None), (4, None), (None, 2.0), (4, 2.0)]
-"""Window and soft cap."""
+SINKS = torch.tensor([1.0, -0.5, 2.5, 30.0, 0.0, -30.0])
+"""Scores that join the denominators of heads, of which one leaves columns nothing, and another one everything."""
+VARIANTS = [
+    (None, None, None),
+    (4, None, None),
+    (None, 2.0, None),
+    (4, 2.0, None),
+    (None, None, SINKS),
+    (4, 2.0, SINKS),
+]
+"""Window, soft cap and sinks."""
 
 
 def by_definition(
@@ -32,6 +41,7 @@ def by_definition(
     position: int,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend from one query row (heads, width) to keys (kv_heads, columns, width); return outputs and weights by head."""
     outputs, weights = [], []
@@ -43,7 +53,8 @@ def by_definition(
         for column in range(len(scores)):
             if column > position or (window is not None and column <= position - window):
                 scores[column] = -torch.inf
-        weights.append(scores.softmax(0))
+        powers = scores.exp()
+        weights.append(powers / (powers.sum() + (0 if sinks is None else sinks[head].double().exp())))
         outputs.append(weights[-1] @ values[group].double())
     return torch.stack(outputs).float(), torch.stack(weights).float()
 
@@ -69,9 +80,9 @@ def nothing() -> Any:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("columns", [20, LENGTH])
-@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+@pytest.mark.parametrize(("window", "softcap", "sinks"), VARIANTS)
 def test_decode_of_rows_of_different_lengths_is_exact(
-    window: int | None, softcap: float | None, columns: int, captured: bool, fused: bool
+    window: int | None, softcap: float | None, sinks: torch.Tensor | None, columns: int, captured: bool, fused: bool
 ) -> None:
     pool = filled_pool()
     keys, values = (tensor.clone() for tensor in pool.layer(0, nothing(), nothing()))
@@ -81,12 +92,12 @@ def test_decode_of_rows_of_different_lengths_is_exact(
     capture = DecodeCapture(spans[:4])
     kernel = CpuDecode() if fused else None
     step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]), kernel=kernel)
-    output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
+    output = step.attend(Heads(0, SCALING, window, softcap, sinks), query, key, value, None)
     step.hooks.settle(positions)
     assert output.shape == query.shape
     for row, position in enumerate(positions.tolist()):
         keys[row, :, position], values[row, :, position] = key[row, :, 0], value[row, :, 0]
-        expected, weights = by_definition(query[row, :, 0], keys[row], values[row], position, window, softcap)
+        expected, weights = by_definition(query[row, :, 0], keys[row], values[row], position, window, softcap, sinks)
         torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
         if captured:
             torch.testing.assert_close(capture.means[row, 0], weights.mean(0)[:columns], rtol=1e-5, atol=1e-6)
@@ -114,11 +125,11 @@ class Fused(Louder, GainsForm):
 
 
 @pytest.mark.parametrize("hooks", [[True], [False], [True, True], [True, False]], ids=str)
-@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+@pytest.mark.parametrize(("window", "softcap", "sinks"), VARIANTS)
 def test_cpu_kernels_apply_hooks_on_scores_as_eager_attention_does(
-    window: int | None, softcap: float | None, hooks: list[bool]
+    window: int | None, softcap: float | None, sinks: torch.Tensor | None, hooks: list[bool]
 ) -> None:
-    heads, positions = Heads(0, SCALING, window, softcap), torch.tensor([3, 19, 0, 11])
+    heads, positions = Heads(0, SCALING, window, softcap, sinks), torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, count, 1, WIDTH, seed=count) for count in (HEADS, KV_HEADS, KV_HEADS))
     bound_hooks = [Fused() if fuses else Louder() for fuses in hooks]
     outputs = [
@@ -131,9 +142,12 @@ def test_cpu_kernels_apply_hooks_on_scores_as_eager_attention_does(
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_rows_that_read_their_own_columns_equal_rows_that_read_all(window: int | None) -> None:
+@pytest.mark.parametrize("sinks", [None, SINKS])
+def test_rows_that_read_their_own_columns_equal_rows_that_read_all(
+    window: int | None, sinks: torch.Tensor | None
+) -> None:
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, window, None)
+    positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, window, None, sinks)
     all_columns = Decode(filled_pool(), positions, 20).attend(heads, query, key, value, None)
     pool = filled_pool()
     keys, values = pool.layer(0, nothing(), nothing())
@@ -176,26 +190,28 @@ def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
 
 
 @pytest.mark.parametrize("slots", [slice(2, 3), slice(1, 4)])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_prefill_of_padded_prompts_is_exact(slots: slice, softcap: float | None) -> None:
+@pytest.mark.parametrize(("softcap", "sinks"), [(None, None), (2.0, None), (None, SINKS)])
+def test_prefill_of_padded_prompts_is_exact(slots: slice, softcap: float | None, sinks: torch.Tensor | None) -> None:
     pool = filled_pool()
     n, rows = 12, slots.stop - slots.start
     query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     before = [tensor.clone() for tensor in pool.layer(0, nothing(), nothing())]
     step = Prefill(pool, slots)
-    output = step.attend(Heads(0, SCALING, None, softcap), query, key, value, None)
+    output = step.attend(Heads(0, SCALING, None, softcap, sinks), query, key, value, None)
     for row in range(rows):
         for position in range(n):
-            expected, _ = by_definition(query[row, :, position], key[row], value[row], position, None, softcap)
+            expected, _ = by_definition(query[row, :, position], key[row], value[row], position, None, softcap, sinks)
             torch.testing.assert_close(output[row, :, position], expected, rtol=1e-5, atol=1e-6)
     for old, pooled, new in zip(before, pool.layer(0, nothing(), nothing()), (key, value), strict=True):
         old[slots, :, :n] = new
         assert torch.equal(pooled, old)
 
 
-@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+@pytest.mark.parametrize(("window", "softcap", "sinks"), VARIANTS)
 @pytest.mark.parametrize("chunks", [[5, 5, 2], [1, 11], [11, 1]])
-def test_prefill_in_chunks_is_exact(chunks: list[int], window: int | None, softcap: float | None) -> None:
+def test_prefill_in_chunks_is_exact(
+    chunks: list[int], window: int | None, softcap: float | None, sinks: torch.Tensor | None
+) -> None:
     pool = filled_pool()
     n, slot = 12, 3
     query, key, value = (random(1, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -209,30 +225,32 @@ def test_prefill_in_chunks_is_exact(chunks: list[int], window: int | None, softc
             mask = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
         step = Prefill(pool, slice(slot, slot + 1), start)
         output = step.attend(
-            Heads(0, SCALING, window, softcap), query[:, :, part], key[:, :, part], value[:, :, part], mask
+            Heads(0, SCALING, window, softcap, sinks), query[:, :, part], key[:, :, part], value[:, :, part], mask
         )
         for position in range(start, start + count):
-            expected, _ = by_definition(query[0, :, position], key[0], value[0], position, window, softcap)
+            expected, _ = by_definition(query[0, :, position], key[0], value[0], position, window, softcap, sinks)
             torch.testing.assert_close(output[0, :, position - start], expected, rtol=1e-5, atol=1e-6)
         start += count
 
 
-@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_prefill_of_prompts_that_begin_at_different_columns_is_exact(window: int | None, softcap: float | None) -> None:
+@pytest.mark.parametrize(("window", "softcap", "sinks"), VARIANTS)
+def test_prefill_of_prompts_that_begin_at_different_columns_is_exact(
+    window: int | None, softcap: float | None, sinks: torch.Tensor | None
+) -> None:
     pool = filled_pool()
     starts, lengths, slots = [0, 5, 9], [4, 2, 3], slice(1, 4)
     rows, n = len(starts), max(lengths)
     query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     before = [tensor.clone() for tensor in pool.layer(0, nothing(), nothing())]
     step = Prefill(pool, slots, starts[0], ragged=Ragged(starts, lengths))
-    output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
+    output = step.attend(Heads(0, SCALING, window, softcap, sinks), query, key, value, None)
     after = list(pool.layer(0, nothing(), nothing()))
     for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         for old, new in zip(before, (key, value), strict=True):
             old[slots.start + row, :, start : start + length] = new[row, :, :length]
         keys, values = (tensor[slots.start + row] for tensor in after)
         for at in range(length):
-            expected, _ = by_definition(query[row, :, at], keys, values, start + at, window, softcap)
+            expected, _ = by_definition(query[row, :, at], keys, values, start + at, window, softcap, sinks)
             torch.testing.assert_close(output[row, :, at], expected, rtol=1e-5, atol=1e-6)
     for old, pooled in zip(before, after, strict=True):  # what is padding was written nowhere
         assert torch.equal(old, pooled)
@@ -260,6 +278,7 @@ def test_blocks_are_copied_out_of_slots_and_into_others() -> None:
 @pytest.mark.parametrize("mask_kind", ["none", "bool", "float"])
 def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "CAPTURE_ROWS", piece)
+    sinks = SINKS if piece == 3 else None
     n, window = 10, 6
     query, key, value = (random(2, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     rows = torch.tensor([[1, 4, 9, 0], [2, 3, 5, 8]])
@@ -273,16 +292,15 @@ def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, m
     groups = weights.transpose(1, 2)
     capture = PrefillCapture(spans, rows, groups, None, by_patch=True, maps_from=None, at_once=piece == 128)
     step = Prefill(KVPool(2, LENGTH), slice(0, 2), hooks=Hooks.of([capture]))
-    step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None), query, key, value, mask)
+    step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None, sinks), query, key, value, mask)
     step.hooks.settle(None)
     assert capture.patches is not None
     for prompt, groups in enumerate(([[1, 4], [9]], [[2, 3, 5], [8]])):
         for group, members in enumerate(groups):
             expected = torch.zeros(n)
             for member in members:
-                _, attended = by_definition(
-                    query[prompt, :, member], key[prompt], value[prompt], member, None if mask is None else window
-                )
+                own = query[prompt, :, member], key[prompt], value[prompt], member
+                _, attended = by_definition(*own, None if mask is None else window, sinks=sinks)
                 expected += attended.mean(0)
             by_span = expected @ spans[prompt, :n]
             torch.testing.assert_close(capture.sums[0, prompt, group], by_span, rtol=1e-5, atol=1e-6)
@@ -302,32 +320,20 @@ def test_bidirectional_masks_are_kept() -> None:
         torch.testing.assert_close(output[0, :, position], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_outside_a_step_attention_is_the_librarys() -> None:
+@pytest.mark.parametrize("sinks", [None, SINKS])
+def test_outside_a_step_attention_is_the_librarys(sinks: torch.Tensor | None) -> None:
     query, key, value = (random(2, heads, 7, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    module = cast(nn.Module, SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, is_causal=True, training=False))
-    output, weights = attend(module, query, key, value, None, scaling=SCALING)
+    facts = {"num_key_value_groups": HEADS // KV_HEADS, "is_causal": True, "training": False, "layer_idx": 0}
+    module = cast(nn.Module, SimpleNamespace(**facts))
+    output, weights = attend(module, query, key, value, None, scaling=SCALING, s_aux=sinks)
     assert weights is None
     for row in range(2):
         for position in range(7):
-            expected, _ = by_definition(query[row, :, position], key[row], value[row], position)
+            expected, _ = by_definition(query[row, :, position], key[row], value[row], position, sinks=sinks)
             torch.testing.assert_close(output[row, position], expected, rtol=1e-5, atol=1e-6)
 
 
 # --- the pool --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_new_pool_is_zero_and_typed(dtype: torch.dtype) -> None:
-    like = torch.zeros(1, KV_HEADS, 3, WIDTH, dtype=dtype)
-    for tensor in KVPool(SLOTS, LENGTH).layer(0, like, like):
-        assert tensor.shape == (SLOTS, KV_HEADS, LENGTH, WIDTH)
-        assert tensor.dtype == dtype
-        assert not tensor.any()
-
-
-def test_keys_and_values_may_differ_in_width() -> None:
-    keys, values = KVPool(SLOTS, LENGTH).layer(0, torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 4))
-    assert (keys.shape[-1], values.shape[-1]) == (8, 4)
 
 
 def test_copying_moves_the_used_columns_and_clearing_forgets_even_nan() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from steering.decoder.kv import ColumnPool, KVBlocks, KVPool
@@ -49,3 +50,17 @@ def test_copies_and_blocks_hold_every_layer() -> None:
     assert all(tensor[1].all() for tensor in pool.tensors)
     blocks.load(0, 0, [0, 1])
     assert all(torch.equal(tensor[0], tensor[1]) for tensor in pool.tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_new_pool_is_zero_and_typed(dtype: torch.dtype) -> None:
+    like = torch.zeros(1, 2, 3, 8, dtype=dtype)
+    for tensor in KVPool(5, 32).layer(0, like, like):
+        assert tensor.shape == (5, 2, 32, 8)
+        assert tensor.dtype == dtype
+        assert not tensor.any()
+
+
+def test_keys_and_values_may_differ_in_width() -> None:
+    keys, values = KVPool(5, 32).layer(0, torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 4))
+    assert (keys.shape[-1], values.shape[-1]) == (8, 4)

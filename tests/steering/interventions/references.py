@@ -65,7 +65,9 @@ def scores_changed(
         scores = change(module.layer_idx, scores[0], start)[None]
         if mask is not None:
             scores = scores + mask[:, :, :, : key.shape[2]]
-        weights = weigh(module.layer_idx, scores.softmax(-1)[0])[None]
+        if (sinks := kwargs.get("s_aux")) is not None:  # a column without a value
+            scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:3], 1)], -1)
+        weights = weigh(module.layer_idx, scores.softmax(-1)[0, ..., : key.shape[2]])[None]
         return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
 
     AttentionInterface.register("changed", attend)

@@ -184,7 +184,7 @@ def amplified(plain: Plain, pai: Pai, image: torch.Tensor) -> Iterator[None]:
 @pytest.mark.parametrize("first_token", ["released", "amplified"])
 @pytest.mark.parametrize(
     ("family", "images"),
-    [*((family, 2) for family in ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v")), ("qwen2_vl", 1)],
+    [*((family, 2) for family in ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "gpt_oss")), ("qwen2_vl", 1)],
 )
 def test_pai_equals_two_plain_runs(
     family: str, images: int, first_token: Any, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any

@@ -29,7 +29,7 @@ from tests.steering.interventions.settings import check_refused
 from tests.steering.interventions.test_steer_image import image_columns
 from tests.steering.plain import Messages, Plain
 
-FAMILIES = ("qwen2_vl", "qwen3_vl_moe", "qwen3_5", "llava", "gemma3", "paligemma2")
+FAMILIES = ("qwen2_vl", "qwen3_vl_moe", "qwen3_5", "llava", "gemma3", "paligemma2", "gpt_oss")
 
 
 def biased(
@@ -59,7 +59,8 @@ def third(plain: Plain) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("bias", "family"), [*((3.0, family) for family in FAMILIES), (-20.0, "qwen2_vl"), (-20.0, "gemma3")]
+    ("bias", "family"),
+    [*((3.0, family) for family in FAMILIES), (-20.0, "qwen2_vl"), (-20.0, "gemma3"), (-20.0, "gpt_oss")],
 )
 def test_the_whole_picture_is_exact_in_every_family(
     family: str, bias: float, make_engine: MakeEngine, load_plain: LoadPlain

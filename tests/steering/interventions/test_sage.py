@@ -61,6 +61,7 @@ class Reference:
             self.text[first:] = False
         if see is not None and see.source == "user":
             self.text[:first] = False
+        self.has_sinks = hasattr(plain.layers[0].self_attn, "sinks")
         self.first: dict[int, float] = {}
         self.alphas: list[dict[int, float]] = []  # by generated token and layer
         self.damped: list[list[bool]] = [[] for _ in plain.layers]
@@ -106,8 +107,9 @@ class Reference:
                 if image_attention == 0:
                     continue
                 if self.see.reading != "transfer":
+                    to_sinks = float(1 - w.sum()) if self.has_sinks else 0.0
                     w[visual] *= 1 + alpha
-                    w /= w.sum() if self.see.reading == "scale" else 1
+                    w /= float(w.sum()) + to_sinks if self.see.reading == "scale" else 1
                 else:
                     w[visual] += alpha * read * w[visual] / image_attention
                     w[text] *= 1 - alpha
@@ -183,6 +185,7 @@ def plainly(load_plain: LoadPlain) -> Callable[[str], list[int]]:
         *((family, name) for family in ("qwen2_vl", "gemma3") for name in SEES),
         *((family, "transfer") for family in ("llava", "glm4v", "internvl", "gemma4", "gemma4_large")),
         *(("paligemma2", name) for name in ("scale", "transfer")),
+        *(("gpt_oss", name) for name in ("scale", "transfer", "add", "content")),
     ],
 )
 def test_see_changes_attention_as_defined(

@@ -235,7 +235,7 @@ def test_a_rendered_chat_is_cached_unless_the_template_uses_the_time(
     assert len(calls) == (3 if clock else 1)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "gemma4"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma4", "gpt_oss"])
 def test_the_gpu_s_kernel_decodes_only_where_layers_are_alike(
     family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,4 +247,4 @@ def test_the_gpu_s_kernel_decodes_only_where_layers_are_alike(
     monkeypatch.setattr("steering.model.mllm.decode_kernel", lambda *shape: chosen.append(shape) or "kernel")
     wanted = None if family == "gemma4" else "kernel"
     assert mllm.decode_attention == wanted
-    assert len(chosen) == (wanted is not None)
+    assert [has_sinks for *_, has_sinks in chosen] == ([] if wanted is None else [family == "gpt_oss"])

@@ -89,7 +89,7 @@ def test_processes_that_torchrun_has_not_started_are_refused(root: Path, monkeyp
         steering.load(checkpoint("qwen2_vl", root), tensor_parallel=2)
 
 
-def test_a_model_that_cannot_be_divided_is_refused(root: Path) -> None:
+def test_a_model_that_cannot_be_divided_is_refused(root: Path, load_mllm: LoadMLLM) -> None:
     config = AutoConfig.from_pretrained(checkpoint("qwen2_vl", root))
     loading.refuse_split(config, 2)
     for size, why in ((3, "its 4 attention heads"), (4, "its 2 key-value heads")):
@@ -99,6 +99,9 @@ def test_a_model_that_cannot_be_divided_is_refused(root: Path) -> None:
         loading.refuse_split(AutoConfig.from_pretrained(checkpoint("qwen3_vl_moe", root)), 2)
     with pytest.raises(UnsupportedModel, match="transformers does not divide its layers"):
         loading.refuse_split(AutoConfig.from_pretrained(checkpoint("lfm2_vl", root)), 2)
+    loading.refuse_sinks(load_mllm("qwen2_vl").model, 2)
+    with pytest.raises(UnsupportedModel, match="by 2 processes together: its heads' attention sinks cannot be divided"):
+        loading.refuse_sinks(load_mllm("gpt_oss").model, 2)
     text = SimpleNamespace(num_attention_heads=4, intermediate_size=97)
     with pytest.raises(UnsupportedModel, match="its 97 FFN neurons"):
         loading.refuse_split(SimpleNamespace(model_type="odd", get_text_config=lambda: text), 2)

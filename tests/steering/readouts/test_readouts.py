@@ -27,7 +27,7 @@ STEPS = 4
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
 FAMILIES = (
     "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "lfm2_vl", "llava", "llava_next", "gemma3", "glm4v", "idefics3",
-    "internvl",
+    "internvl", "gpt_oss",
 )  # fmt: skip
 
 
@@ -66,7 +66,8 @@ class Whole:
 
         def keep(layer: int, name: str) -> Any:
             scale = scale_of(self.plain.layers[layer]) if name == "ffn" else 1.0
-            return lambda module, args, output: self.updates[layer].__setitem__(name, scale * output[0])
+            # The first of a batch, or of what experts return, with their scores.
+            return lambda module, args, output: self.updates[layer].__setitem__(name, scale * output[0].flatten(0, -2))
 
         def before(layer: int) -> Any:
             def hook(module: Any, args: Any, kwargs: Any) -> None:

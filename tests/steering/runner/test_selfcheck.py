@@ -180,7 +180,9 @@ def test_an_ignored_soft_cap_is_refused(load_mllm: LoadMLLM, monkeypatch: pytest
         monkeypatch.setattr(layer.self_attn, "attn_logit_softcapping", 1.0)
     selfcheck.check_model(model)
     real = attention.Heads
-    monkeypatch.setattr(attention, "Heads", lambda layer, scaling, window, softcap: real(layer, scaling, window, None))
+    monkeypatch.setattr(
+        attention, "Heads", lambda layer, scaling, window, softcap, sinks: real(layer, scaling, window, None)
+    )
     assert refusal(model).startswith("decoder layer 0")
 
 
@@ -219,6 +221,19 @@ def test_a_layer_wrong_only_in_decoding_is_refused(load_mllm: LoadMLLM, monkeypa
     assert refusal(load_mllm("llava")) == "decoding step 1"
 
 
+@pytest.mark.parametrize(
+    ("name", "forgetting"),
+    [("beside", lambda out, log_sums, sinks: out), ("softmax", lambda scores, sinks: scores.softmax(-1))],
+)
+def test_sinks_that_are_forgotten_are_noticed(
+    name: str, forgetting: Any, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a fused kernel, or where weights are read or changed."""
+    monkeypatch.setattr(kernels, name, forgetting)
+    with pytest.raises(UnsupportedModel, match="cannot be served exactly: its logits differ"):
+        selfcheck.check_model(load_mllm("gpt_oss"))
+
+
 def test_nan_logits_are_refused(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hooks, "after_layer", lambda self, layer, before, hidden, updates: hidden * torch.nan)
     assert refusal(load_mllm("llava")).startswith("decoder layer 0")
@@ -250,7 +265,7 @@ HALVES = (torch.bfloat16, torch.float16)
     ("family", "dtype"),
     [
         *(("qwen2_vl", dtype) for dtype in HALVES),
-        *((family, torch.bfloat16) for family in ("qwen3_vl_moe", "gemma3", "paligemma2")),
+        *((family, torch.bfloat16) for family in ("qwen3_vl_moe", "gemma3", "paligemma2", "gpt_oss")),
         ("idefics3", torch.float16),
     ],
     ids=str,

@@ -105,7 +105,7 @@ def launch_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, 
     changes = (40, 5.0, bias, torch.zeros(rows, columns)) if hooked else (None, None, None, None)
     triton_attention.decode_attention(
         zeros(rows, heads, 1, width), new, new, cache, cache, torch.tensor([70, 3, length - 1]), 0.1, columns, 1,
-        *changes, settings if see else None, looks=hooked,
+        *changes, settings if see else None, looks=hooked, sinks=zeros(heads) if hooked else None,
     )  # fmt: skip
 
 

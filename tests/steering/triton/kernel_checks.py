@@ -28,14 +28,15 @@ DTYPES = (
     *([torch.bfloat16] if DEVICE == "cuda" else []),
 )  # the interpreter cuts bfloat16
 CASES = (
-    (None, None, "", False),
-    (None, None, "", True),
-    (40, None, "bias and gains", False),
-    (40, 5.0, "bias and gains", True),
-    (None, None, "bias", True),
-    (None, 5.0, "gains", False),
+    (None, None, "", False, False),
+    (None, None, "", True, False),
+    (40, None, "bias and gains", False, False),
+    (40, 5.0, "bias and gains", True, False),
+    (None, None, "bias", True, True),
+    (None, 5.0, "gains", False, False),
+    (40, None, "", False, True),
 )
-"""Window, soft cap, what changes scores, whether weights are enhanced."""
+"""Window, soft cap, what changes scores, whether weights are enhanced, whether heads have sinks."""
 LIMITS = (
     (0, 1.0, 0.0),
     (5, 1.0, 0.0),
@@ -84,6 +85,7 @@ class Case:
         gains: torch.Tensor | None,
         enhancement: Enhancement | None,
         layer: int,
+        sinks: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         rows = len(self.positions) - 1
         keys, values = (cache[:rows, :, :columns].double().clone() for cache in (self.keys, self.values))
@@ -102,7 +104,10 @@ class Case:
         visible = column <= last
         if window is not None:
             visible &= column > last - window
-        weights, effect = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)[:, :, None], None
+        scores, effect = scores.masked_fill(~visible[:, None], -torch.inf), None
+        if sinks is not None:  # one more column, whose weights are left out
+            scores = torch.cat([scores, sinks.double()[:, None].expand(rows, -1, 1)], -1)
+        weights = scores.softmax(-1)[:, :, None, :columns]
         if enhancement is not None:
             masks, settings, reading = (tensor[:rows] for tensor in enhancement)
             weights, effect = enhanced(weights, masks.double(), settings.double(), reading, layer)
@@ -115,7 +120,7 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
     if thorough:
         shapes += [(28, 4, 128, 4096, [1063] * 5 + [17, 4094]), (16, 1, 256, 1200, [700]), (32, 8, 64, 9000, [8990, 3])]
     for heads, kv_heads, width, length, lasts in shapes:
-        for window, softcap, adjusted, see in CASES:
+        for window, softcap, adjusted, see, sunk in CASES:
             case = Case(heads, kv_heads, width, length, lasts, dtype)
             columns, rows = min(max(lasts) + 3, length), len(lasts) + 1
             gains = torch.rand(rows, columns, device=DEVICE) if "gains" in adjusted else None
@@ -123,6 +128,7 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
             if "bias" in adjusted:
                 by_head = draw(rows, 3, heads)[:, 1] * torch.arange(rows, device=DEVICE)[:, None]  # 0 in the first row
                 bias = by_head, (torch.rand(rows, length, device=DEVICE) > 0.5).float()
+            sinks = 3 + 2 * draw(heads, dtype=dtype) if sunk else None
             enhancement = None
             if see:
                 kind = torch.randint(3, (rows, length), device=DEVICE)
@@ -130,7 +136,7 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
                 masks[0] = 0  # a row that nobody asked for
                 settings = torch.rand(rows, 3, 4, device=DEVICE) * torch.tensor([0.3, 0.3, -0.2, 0.5], device=DEVICE)
                 enhancement = (masks, settings, torch.arange(rows, dtype=torch.uint8, device=DEVICE) % 3)
-            reference, means, effect = case.reference(columns, window, softcap, bias, gains, enhancement, 1)
+            reference, means, effect = case.reference(columns, window, softcap, bias, gains, enhancement, 1, sinks)
             before = case.keys.clone(), case.values.clone()
             arguments = (
                 case.query,
@@ -143,11 +149,15 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
                 columns,
                 1,
             )
-            ours = decode_attention(*arguments, window, softcap, bias, gains, enhancement, looks=True)
-            plain = decode_attention(*arguments, window, softcap, bias, gains, enhancement, looks=False)
+            ours, plain = (
+                decode_attention(*arguments, window, softcap, bias, gains, enhancement, looks, sinks)
+                for looks in (True, False)
+            )
             label = f"{dtype} {heads}/{kv_heads}x{width} window {window} cap {softcap} scores {adjusted!r} see {see}"
+            label += f" sinks {sunk}"
             assert ours.means is not None
             assert plain.means is None
+            assert not sunk or float(means.sum(-1).min()) < 0.9, "sinks have a good part of the attention"
             assert torch.equal(ours.out, plain.out), label
             assert relative(ours.out[:-1], reference) < tolerance, (label, relative(ours.out[:-1], reference))
             assert relative(ours.means[:-1], means) < 5e-6 if dtype == torch.float32 else 2e-3, label

@@ -45,6 +45,7 @@ class DecodeAttention:
         gains: torch.Tensor | None = None,
         enhancement: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
         looks: bool = False,
+        sinks: torch.Tensor | None = None,
     ) -> Attended:
         self.calls, self.looked = self.calls + 1, self.looked + looks
         self.enhanced += enhancement is not None
@@ -66,7 +67,7 @@ class DecodeAttention:
             if gains is not None and position < columns:
                 scores = scores + gains[row, first : position + 1] * scores.abs()
             weights = torch.zeros(1, heads, 1, position + 1)
-            weights[0, :, 0, first:] = scores.softmax(-1)
+            weights[0, :, 0, first:] = beside(sinks, scores)
             if enhancement is not None:
                 masks, settings, reading = (part[row : row + 1] for part in enhancement)
                 weights, effect[row] = enhanced(weights, masks, settings, reading, layer)
@@ -74,6 +75,14 @@ class DecodeAttention:
             visible = min(columns, position + 1)
             means[row, :visible] = weights[0, :, 0, :visible].mean(0)
         return Attended(out, means if looks else None, effect if enhancement is not None else None)
+
+
+def beside(sinks: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
+    """Return the softmax of scores (..., columns) over one more column of sinks (...), which is left out again."""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
 class Ops:
@@ -136,6 +145,7 @@ def pooled(
     places: PooledPlaces,
     scaling: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Stand in for `steering.triton.attention.pooled`, token by token, without a wait for the host."""
     token, (_, kv_heads, length, _) = torch.arange(len(query), device=query.device), keys.shape
@@ -144,6 +154,6 @@ def pooled(
     column = places.lengths[row] - places.bounds[row + 1] + token
     behind = column[:, None] - torch.arange(length, device=query.device)
     hidden = (behind < 0) if window is None else (behind < 0) | (behind >= window)
-    scores = query.unflatten(1, (kv_heads, -1)) @ keys[slot].mT * scaling
-    weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1).nan_to_num(0)
-    return (weights @ values[slot]).flatten(1, 2)
+    scores = (query.unflatten(1, (kv_heads, -1)) @ keys[slot].mT * scaling).flatten(1, 2)
+    weights = beside(sinks, scores.masked_fill(hidden[:, None], -torch.inf)).nan_to_num(0)
+    return (weights.unflatten(1, (kv_heads, -1)) @ values[slot]).flatten(1, 2)

@@ -38,7 +38,7 @@ from tests.steering.parallel.asking import drawn_vectors
 from tests.steering.recurrent.modules import by_torch
 from tests.steering.triton.reference import DecodeAttention, Ops
 
-FAMILIES = ("qwen2_vl", "gemma3", "internvl", "qwen3_5", "lfm2_vl")
+FAMILIES = ("qwen2_vl", "gemma3", "internvl", "qwen3_5", "lfm2_vl", "gpt_oss")
 
 
 class Served:
@@ -153,6 +153,7 @@ def test_candidates_of_the_last_token_read_all_columns(root: Path, monkeypatch: 
 def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served) -> None:
     layers = served.fused.layers
     ffns = [getattr(layer, "mlp", None) or layer.feed_forward for layer in layers]
+    ffns = [ffn for ffn in ffns if not hasattr(ffn, "experts")]
     assert served.ops.calls["rms_norm"] > 2
     served.ops.calls.update(dict.fromkeys(served.ops.calls, 0))
     with torch.inference_mode():
@@ -160,7 +161,7 @@ def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served
         ours = served.fused.decoder(input_ids=ids, use_cache=False).last_hidden_state
         expected = served.plain.decoder(input_ids=ids, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-    silu = type(getattr(ffns[0], "act_fn", torch.nn.SiLU())).__name__ in ("SiLU", "SiLUActivation")
+    silu = bool(ffns) and type(getattr(ffns[0], "act_fn", torch.nn.SiLU())).__name__ in ("SiLU", "SiLUActivation")
     assert served.ops.calls["silu_product"] == (served.fused.num_layers if silu else 0)
     parts = [(layers[at].self_attn, ("q_proj", "k_proj", "v_proj")) for at in served.fused.attention_layers]
     linear = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from steering.cpu.kernels import attention, linear, looks, stream
 from steering.interventions.see import ADD, LEAST, SCALE, TRANSFER
 from tests.steering.cpu.kernels.conftest import COMPILER, Loops
+from tests.steering.triton.reference import beside
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
 TOLERANCE = 2e-6
@@ -30,6 +32,13 @@ def unseen(positions: torch.Tensor, columns: int, window: int) -> torch.Tensor:
     """(rows, 1, 1, columns)."""
     column, last = torch.arange(columns), positions[:, None, None, None]
     return (column > last) | ((column <= last - window) if window else False)
+
+
+def drawn_sinks(heads: int) -> torch.Tensor:
+    """Return sinks, of which one has almost no attention and another one almost all."""
+    sinks = 2 * torch.randn(heads, generator=torch.Generator().manual_seed(5)) + 1
+    sinks[0], sinks[-1] = -60.0, 40.0
+    return sinks
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -65,14 +74,15 @@ def test_decode_attention_equals_torch(
         pool[:, :, columns:], pool[rows:] = torch.nan, torch.nan
     key, value = pools
     exact_key, exact_value = (pool[:rows, :, :columns].double().nan_to_num(0) for pool in pools)
-    for gains in (None, torch.rand(rows, columns + 9, generator=random)[:, :columns]):
+    amplified = torch.rand(rows, columns + 9, generator=random)[:, :columns]
+    for gains, sinks in itertools.product((None, amplified), (None, drawn_sinks(heads * group))):
         scores = query.double().view(rows, heads, group, width) @ exact_key.transpose(-1, -2) * 0.3
         if softcap:
             scores = (scores / softcap).tanh() * softcap
         if gains is not None:
             scores += gains[:, None, None] * scores.abs()
-        expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        arguments = query, key, positions, gains, 0.3, window, softcap, columns
+        expected = beside(sinks if sinks is None else sinks.view(heads, -1), scores.masked_fill(hidden, -torch.inf))
+        arguments = query, key, positions, gains, sinks, 0.3, window, softcap, columns
         weights = attention.decode_weights(query, key.nan_to_num(0), *arguments[2:])
         close(weights, expected.view(weights.shape))
         assert not weights[hidden.expand_as(weights)].any()
@@ -88,8 +98,8 @@ def test_decode_attention_equals_torch(
             close(means, expected.flatten(1, 2).mean(1))
             assert not means[hidden[:, 0, 0]].any()
         if gains is None:
-            close(loops("decode_attention", query, key, value, positions, 0.3, window, softcap), summed)
-            close(attention.decode_attention(*clean, positions, 0.3, window, softcap), summed)
+            close(loops("decode_attention", query, key, value, positions, sinks, 0.3, window, softcap), summed)
+            close(attention.decode_attention(*clean, positions, sinks, 0.3, window, softcap), summed)
 
 
 @pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
@@ -100,7 +110,7 @@ def test_attention_weights_of_widely_spread_scores(loops: Loops, span: float) ->
     key[0, 0, :, 0] = scores
     query = torch.zeros(1, 1, 1, 16)
     query[..., 0] = 1.0
-    _, weights = loops("read_attention", query, key, key, torch.tensor([202]), None, 1.0, 0, 0.0, 203)
+    _, weights = loops("read_attention", query, key, key, torch.tensor([202]), None, None, 1.0, 0, 0.0, 203)
     torch.testing.assert_close(weights.double()[0], scores.double().softmax(0), rtol=3e-6, atol=2e-38)
 
 
@@ -108,7 +118,7 @@ def test_nan_propagates_to_the_output(loops: Loops) -> None:
     """A fault of the model is not answered from."""
     key, query = torch.ones(1, 1, 40, 16), torch.ones(1, 2, 1, 16)
     query[0, 1, 0, 3] = torch.nan
-    out = loops("decode_attention", query, key, key, torch.tensor([20]), 1.0, 0, 0.0)
+    out = loops("decode_attention", query, key, key, torch.tensor([20]), None, 1.0, 0, 0.0)
     assert out[0, 0].isfinite().all()
     assert out[0, 1].isnan().all()
 
@@ -156,10 +166,10 @@ def test_weights_are_read_in_their_published_dtype() -> None:
 def test_values_may_be_wider_or_narrower_than_keys(loops: Loops) -> None:
     query, positions = torch.randn(2, 6, 1, 32), torch.tensor([3, 19])
     key, value = pooled(2, 3, 20, 32, torch.float32), pooled(2, 3, 20, 48, torch.float32, 1)
-    weights = attention.decode_weights(query, key, positions, None, 0.2, 0, 0.0, 20)
+    weights = attention.decode_weights(query, key, positions, None, None, 0.2, 0, 0.0, 20)
     expected = (weights.double().view(2, 3, 2, 20) @ value.double()).view(2, 6, 1, 48)
-    close(loops("decode_attention", query, key, value, positions, 0.2, 0, 0.0), expected)
-    close(loops("read_attention", query, key, value, positions, None, 0.2, 0, 0.0, 20)[0], expected)
+    close(loops("decode_attention", query, key, value, positions, None, 0.2, 0, 0.0), expected)
+    close(loops("read_attention", query, key, value, positions, None, None, 0.2, 0, 0.0, 20)[0], expected)
 
 
 def test_see_equals_its_torch_version(loops: Loops) -> None:
@@ -199,9 +209,12 @@ def test_see_equals_its_torch_version(loops: Loops) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("window", "softcap", "amplified"), [(0, 0.0, False), (9, 0.0, True), (0, 3.0, True)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "amplified", "sunk"),
+    [(0, 0.0, False, False), (9, 0.0, True, False), (0, 3.0, True, False), (9, 0.0, False, True)],
+)
 def test_decode_attention_with_see_equals_torch(
-    loops: Loops, dtype: torch.dtype, window: int, softcap: float, amplified: bool
+    loops: Loops, dtype: torch.dtype, window: int, softcap: float, amplified: bool, sunk: bool
 ) -> None:
     """The parts, each of which is checked by itself, in double precision."""
     random = torch.Generator().manual_seed(0)
@@ -215,7 +228,8 @@ def test_decode_attention_with_see_equals_torch(
     settings[3] = 0.0
     reading = torch.tensor([TRANSFER, SCALE, ADD, TRANSFER], dtype=torch.uint8)
     gains = torch.rand(rows, columns, generator=random)
-    options = positions, gains if amplified else None, 0.3, window, softcap, columns
+    sinks = drawn_sinks(heads * group) if sunk else None
+    options = positions, gains if amplified else None, sinks, 0.3, window, softcap, columns
     weights = attention.decode_weights(query, key, *options).double()
     weights, effects = looks.enhanced(weights, masks.double(), settings.double(), reading, 1)
     arguments = query, key, value, positions, options[1], masks, settings, reading, 1, *options[2:]
@@ -316,19 +330,21 @@ def test_a_kernel_refuses_unsupported_arguments(loops: Loops) -> None:
         ("packed_linear", states, packed, None, 50),
         ("packed_linear", states[:, :16], packed, None, 40),
         ("packed_linear", torch.randn(32, 2).t(), packed, None, 40),
-        ("decode_attention", query, pool.double(), pool.double(), at, 1.0, 0, 0.0),
-        ("decode_attention", query, pool, pool.half(), at, 1.0, 0, 0.0),
-        ("decode_attention", query.double(), pool, pool, at, 1.0, 0, 0.0),
-        ("decode_attention", query[:, :5], pool, pool, at, 1.0, 0, 0.0),
-        ("decode_attention", query, pool[:1], pool[:1], at, 1.0, 0, 0.0),
-        ("decode_attention", query[..., :16].contiguous(), pool, pool, at, 1.0, 0, 0.0),
-        ("read_attention", query, pool.mT.contiguous().mT, pool, at, None, 1.0, 0, 0.0, 20),
-        ("read_attention", query, pool, pool.mT.contiguous().mT, at, None, 1.0, 0, 0.0, 20),
-        ("read_attention", query, pool, pool, at, torch.ones(2, 20).double(), 1.0, 0, 0.0, 20),
-        ("read_attention", query, pool, pool, at, None, 1.0, 0, 0.0, 21),
-        ("enhanced_attention", query, pool, pool, at, None, masks[:, :10], settings, moved, 0, 1.0, 0, 0.0, 20),
-        ("enhanced_attention", query, pool, pool, at, None, masks, settings[:1], moved, 0, 1.0, 0, 0.0, 20),
-        ("enhanced_attention", query, pool, pool, at, None, masks, settings, moved, 3, 1.0, 0, 0.0, 20),
+        ("decode_attention", query, pool.double(), pool.double(), at, None, 1.0, 0, 0.0),
+        ("decode_attention", query, pool, pool.half(), at, None, 1.0, 0, 0.0),
+        ("decode_attention", query.double(), pool, pool, at, None, 1.0, 0, 0.0),
+        ("decode_attention", query[:, :5], pool, pool, at, None, 1.0, 0, 0.0),
+        ("decode_attention", query, pool[:1], pool[:1], at, None, 1.0, 0, 0.0),
+        ("decode_attention", query[..., :16].contiguous(), pool, pool, at, None, 1.0, 0, 0.0),
+        ("read_attention", query, pool.mT.contiguous().mT, pool, at, None, None, 1.0, 0, 0.0, 20),
+        ("read_attention", query, pool, pool.mT.contiguous().mT, at, None, None, 1.0, 0, 0.0, 20),
+        ("read_attention", query, pool, pool, at, torch.ones(2, 20).double(), None, 1.0, 0, 0.0, 20),
+        ("read_attention", query, pool, pool, at, None, None, 1.0, 0, 0.0, 21),
+        ("decode_attention", query, pool, pool, at, torch.ones(5), 1.0, 0, 0.0),
+        ("read_attention", query, pool, pool, at, None, torch.ones(6).double(), 1.0, 0, 0.0, 20),
+        ("enhanced_attention", query, pool, pool, at, None, masks[:, :10], settings, moved, 0, None, 1.0, 0, 0.0, 20),
+        ("enhanced_attention", query, pool, pool, at, None, masks, settings[:1], moved, 0, None, 1.0, 0, 0.0, 20),
+        ("enhanced_attention", query, pool, pool, at, None, masks, settings, moved, 3, None, 1.0, 0, 0.0, 20),
         ("damping", update.double(), update.double(), gamma, torch.ones(2, 3), 0, 1),
         ("damping", update, update, gamma, torch.ones(2, 3), 3, 1),
         ("stream_looks", [update] * 3, [update], [update], [update]),

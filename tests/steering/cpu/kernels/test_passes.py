@@ -31,8 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-# Features that layers add; pictures that see themselves as a whole, of which the loops know nothing; windows
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "gemma3", "aya_vision"])
+# Features that layers add; pictures that see themselves as a whole, of which the loops know nothing; windows; sinks
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "gemma3", "aya_vision", "gpt_oss"])
 @pytest.mark.parametrize("budget", [16, 512])
 @pytest.mark.parametrize(
     "loops", [0], indirect=True, ids=[PROCESSORS[0][0]]

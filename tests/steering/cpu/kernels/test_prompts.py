@@ -12,7 +12,8 @@ import torch
 from steering.cpu.kernels import prompts
 from steering.interventions.see import ADD, LEAST, SCALE, TRANSFER
 from tests.steering.cpu.kernels.conftest import COMPILER, Loops
-from tests.steering.cpu.kernels.test_kernels import close, pooled
+from tests.steering.cpu.kernels.test_kernels import close, drawn_sinks, pooled
+from tests.steering.triton.reference import beside
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
 
@@ -54,6 +55,7 @@ def by_definition(
     window: int,
     softcap: float,
     see: Any = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the output (heads, n, width) of one prompt.
 
@@ -67,7 +69,7 @@ def by_definition(
         begin = max(0, end - window) if window else 0
         scores = (key[:, begin:end] @ query[:, at, :, None].double())[..., 0] * 0.3
         weights = torch.zeros(query.shape[0], key.shape[1]).double()
-        weights[:, begin:end] = (torch.tanh(scores / softcap) * softcap if softcap else scores).softmax(-1)
+        weights[:, begin:end] = beside(sinks, torch.tanh(scores / softcap) * softcap if softcap else scores)
         weights = weights if see is None else see(weights)
         out.append((weights[:, None, begin:end] @ value[:, begin:end])[:, 0])
     return torch.stack(out, 1)
@@ -80,19 +82,22 @@ def test_prefill_attention_equals_torch(
     slots, starts, columns = places(rows, n, known)
     query = torch.randn(rows, heads * group, n, width, generator=torch.Generator().manual_seed(1))
     key, value = (pooled(rows + 2, heads, columns, width, torch.float32, seed) for seed in (2, 3))
-    expected = torch.stack(
-        [by_definition(query[i], key[s], value[s], int(starts[i]), window, softcap) for i, s in enumerate(slots)]
-    )
-    options = slots, starts, 0.3, window, softcap
-    close(
-        loops("prompt_attention", query, *(hide(tensor, slots, starts, n) for tensor in (key, value)), *options),
-        expected,
-    )
-    close(prompts.prompt_attention(query, key, value, *options), expected)
+    hidden = [hide(tensor, slots, starts, n) for tensor in (key, value)]
+    for sinks in (None, drawn_sinks(heads * group)):
+        each = [(query[i], key[s], value[s], int(starts[i]), window, softcap, None, sinks) for i, s in enumerate(slots)]
+        expected = torch.stack([by_definition(*arguments) for arguments in each])
+        options = slots, starts, sinks, 0.3, window, softcap
+        close(loops("prompt_attention", query, *hidden, *options), expected)
+        close(prompts.prompt_attention(query, key, value, *options), expected)
 
 
-@pytest.mark.parametrize(("known", "window", "softcap"), [(0, 0, 0.0), (50, 0, 0.0), (20, 40, 0.0), (0, 0, 3.0)])
-def test_prefill_attention_with_see_equals_torch(loops: Loops, known: int, window: int, softcap: float) -> None:
+@pytest.mark.parametrize(
+    ("known", "window", "softcap", "sunk"),
+    [(0, 0, 0.0, False), (50, 0, 0.0, False), (20, 40, 0.0, False), (0, 0, 3.0, False), (20, 40, 0.0, True)],
+)
+def test_prefill_attention_with_see_equals_torch(
+    loops: Loops, known: int, window: int, softcap: float, sunk: bool
+) -> None:
     """Each row has another reading and other settings.
 
     There are queries before the first image, columns that are neither an image's nor the text's, and a row without See.
@@ -120,11 +125,12 @@ def test_prefill_attention_with_see_equals_torch(loops: Loops, known: int, windo
     def by_row(values: torch.Tensor) -> torch.Tensor:
         arguments = [(query[i], key[s], values[s], int(starts[i]), window, softcap) for i, s in enumerate(slots)]
         return torch.stack(
-            [by_definition(*row_arguments, partial(see, row)) for row, row_arguments in enumerate(arguments)]
+            [by_definition(*row_arguments, partial(see, row), sinks) for row, row_arguments in enumerate(arguments)]
         )
 
+    sinks = drawn_sinks(heads * group) if sunk else None
     expected = by_row(value)
-    options = slots, starts, masks, settings, reading, layer, 0.3, window, softcap
+    options = slots, starts, masks, settings, reading, layer, sinks, 0.3, window, softcap
     hidden = [hide(tensor, slots, starts, n) for tensor in (key, value)]
     actual = loops("enhanced_prompt_attention", query, *hidden, *options)
     close(actual, expected)
@@ -151,7 +157,7 @@ def test_widely_spread_scores_keep_their_weights(loops: Loops, span: float, risi
     query = torch.zeros(1, 1, 203, 16)
     query[..., 0] = 1.0
     at = torch.tensor([0])
-    actual = loops("prompt_attention", query, key, value, at, at, 1.0, 0, 0.0)[0, 0]
+    actual = loops("prompt_attention", query, key, value, at, at, None, 1.0, 0, 0.0)[0, 0]
     scores = key[0, 0, :, 0].double().expand(203, -1).masked_fill(torch.ones(203, 203).triu(1).bool(), -torch.inf)
     torch.testing.assert_close(actual.double(), scores.softmax(-1), rtol=3e-6, atol=2e-38)
 
@@ -160,7 +166,7 @@ def test_scores_of_minus_infinity_have_no_weight(loops: Loops) -> None:
     """Whole blocks of them come first; who sees nothing else has no answer."""
     key, value, at = torch.ones(1, 1, 150, 16), torch.eye(150)[None, None], torch.tensor([0])
     key[0, 0, :70] = -torch.inf
-    actual = loops("prompt_attention", torch.ones(1, 1, 150, 16), key, value, at, at, 1.0, 0, 0.0)[0, 0]
+    actual = loops("prompt_attention", torch.ones(1, 1, 150, 16), key, value, at, at, None, 1.0, 0, 0.0)[0, 0]
     assert actual[:70].isnan().all()
     close(actual[70:], torch.ones(80, 150).tril(70) * (torch.arange(150) >= 70) / torch.arange(1, 81)[:, None])
 
@@ -171,7 +177,7 @@ def test_nan_propagates_to_the_output(loops: Loops) -> None:
     query[0, 1, 70, 3] = torch.nan
     key = pool.clone()
     key[0, 1, 75] = torch.nan
-    actual = loops("prompt_attention", query, key, pool, at, at, 1.0, 0, 0.0)
+    actual = loops("prompt_attention", query, key, pool, at, at, None, 1.0, 0, 0.0)
     assert actual[0, 1, 70].isnan().all()
     assert actual[0, 2:, 75:].isnan().all()
     actual[0, 1, 70], actual[0, 2:, 75:] = 1.0, 1.0
@@ -182,7 +188,7 @@ def test_kernels_refuse_unsupported_arguments(loops: Loops) -> None:
     query, pool = torch.ones(2, 6, 4, 32), pooled(3, 2, 20, 32, torch.float32)
     at, begun = torch.tensor([2, 0]), torch.tensor([16, 3])
     masks, settings, moved = torch.ones(2, 20, 2), torch.ones(2, 3, 4), torch.tensor([True, False])
-    options = 1.0, 0, 0.0
+    options = None, 1.0, 0, 0.0
     assert loops("prompt_attention", query, pool, pool, at, begun, *options).shape == query.shape
     refused: list[tuple[Any, ...]] = [
         (query.double(), pool, pool, at, begun),
@@ -203,6 +209,9 @@ def test_kernels_refuse_unsupported_arguments(loops: Loops) -> None:
     for arguments in refused:
         with pytest.raises(RuntimeError, match="rejected"):
             loops("prompt_attention", *arguments, *options)
+    for sinks in (torch.ones(5), torch.ones(6).double()):
+        with pytest.raises(RuntimeError, match="rejected"):
+            loops("prompt_attention", query, pool, pool, at, begun, sinks, *options[1:])
     for see_arguments in (
         (masks[:1], settings, moved, 0),
         (masks[:, :19], settings, moved, 0),
@@ -225,16 +234,16 @@ def test_weights_of_chosen_queries_are_summed_by_group(
     query = torch.randn(rows, heads * group, n, width, generator=random)
     key = pooled(rows + 2, heads, columns, width, torch.float32, 2)
     identity = torch.eye(columns).expand(rows + 2, heads, -1, -1)  # what is summed of these are the weights
-    weights = torch.stack(
-        [by_definition(query[i], key[s], identity[s], int(starts[i]), window, softcap) for i, s in enumerate(slots)]
-    ).mean(1)
+    sinks = drawn_sinks(heads * group) if known > 50 else None
+    each = [(query[i], key[s], identity[s], int(starts[i]), window, softcap, None, sinks) for i, s in enumerate(slots)]
+    weights = torch.stack([by_definition(*arguments) for arguments in each]).mean(1)
     queries = torch.stack([torch.randperm(n, generator=random)[: -(-3 * n // 4)] for _ in range(rows)])
     groups = torch.rand(rows, 3, queries.shape[1], generator=random) * (torch.arange(queries.shape[1]) % 3 > 0)
     groups[..., 1::2] *= torch.tensor([1.0, 0.0, 1.0])[:, None]
     expected = groups.double() @ torch.stack(
         [row_weights[at] for row_weights, at in zip(weights, queries, strict=True)]
     )
-    options = 0.3, window, softcap
+    options = sinks, 0.3, window, softcap
     close(prompts.grouped_prompt_weights(query, key, slots, starts, queries, groups, columns, *options), expected)
     queries[:, 0] = n + 5
     arguments = query, hide(key, slots, starts, n), slots, starts, queries, groups
@@ -249,7 +258,7 @@ def test_groups_without_queries_have_no_weights(loops: Loops) -> None:
     places = torch.arange(2), torch.zeros(2, dtype=torch.int64)
     nobody = torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 3, 0)
     assert torch.equal(
-        loops("grouped_prompt_weights", query, key, *places, *nobody, 8, 0.3, 0, 0.0), torch.zeros(2, 3, 8)
+        loops("grouped_prompt_weights", query, key, *places, *nobody, 8, None, 0.3, 0, 0.0), torch.zeros(2, 3, 8)
     )
     with pytest.raises(RuntimeError, match="rejected"):
-        loops("grouped_prompt_weights", query, key, *places, *nobody, 0, 0.3, 0, 0.0)
+        loops("grouped_prompt_weights", query, key, *places, *nobody, 0, None, 0.3, 0, 0.0)

@@ -129,7 +129,7 @@ def check(choice: steering.Choice, reference: Reference, steps: int) -> dict[int
     return rejected
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava", "gemma3", "idefics3", "latent"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava", "gemma3", "idefics3", "latent", "gpt_oss"])
 def test_penalties_are_exact_in_every_kind_of_family(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
