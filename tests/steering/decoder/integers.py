@@ -1,4 +1,4 @@
-"""What tests of products of integers need."""
+"""Tests of products of integers need a processor that adds them exactly."""
 
 import pytest
 import torch

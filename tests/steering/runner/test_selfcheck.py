@@ -228,7 +228,7 @@ def test_a_layer_wrong_only_in_decoding_is_refused(load_mllm: LoadMLLM, monkeypa
 def test_sinks_that_are_forgotten_are_noticed(
     name: str, forgetting: Any, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a fused kernel, or where weights are read or changed."""
+    """A fused kernel may forget them, or what reads and changes weights."""
     monkeypatch.setattr(kernels, name, forgetting)
     with pytest.raises(UnsupportedModel, match="cannot be served exactly: its logits differ"):
         selfcheck.check_model(load_mllm("gpt_oss"))

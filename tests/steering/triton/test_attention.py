@@ -137,7 +137,7 @@ def test_a_flash_kernel_beside_sinks_is_tried_for_its_sums(
 def test_a_memory_efficient_kernel_is_tried_for_its_sums(
     fault: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It takes masks whose rows begin at multiples of 16 numbers, and sums are padded, as those of the library are."""
+    """The library takes masks whose rows begin at multiples of 16 numbers. It pads sums."""
 
     def efficient(
         query: torch.Tensor,
