@@ -80,15 +80,18 @@ class _Inputs(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """The kind of a chunk: it has several prompts, or wants snapshots of recurrent states."""
+    """The kind of a chunk: it has several prompts, goes on behind earlier tokens, or wants states before its end."""
 
     several: bool
+    goes_on: bool
     wants: bool
 
     @classmethod
     def of(cls, chunk: PrefillChunk) -> _Kind:
         """Return the kind of a chunk."""
-        return cls(len(chunk.sequences) > 1, any(chunk.wanted))
+        # The states behind a chunk are compared in any case.
+        wants = any(token < length for row, length in zip(chunk.wanted, chunk.lengths, strict=True) for token in row)
+        return cls(len(chunk.sequences) > 1, any(chunk.starts), wants)
 
 
 @dataclass

@@ -192,8 +192,7 @@ def build_prompt(
             f"{mllm.name} cannot be served: its processor does not tell which tokens stand for an image."
         )
     offsets = encoded.pop("offset_mapping")[0]
-    encoded.pop("labels", None)
-    inputs = dict(encoded)
+    inputs = {name: value for name, value in encoded.items() if name != "labels"}
     _keep_blank_tiles(inputs)
 
     chars = CharSpans(text, replacements)
@@ -319,8 +318,9 @@ def _encode(
             # With return_tensors, transformers would convert the offsets token by token.
             numbers = {name: value for name, value in output.items() if name != "text_replacement_offsets"}
             return {**output, **{name: torch.as_tensor(value) for name, value in numbers.items()}}
-    except ValueError as error:
-        raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
+    except (ValueError, RuntimeError) as error:  # LFM2-VL's cannot stack tiles of a narrow picture with the whole one
+        reason = error if isinstance(error, ValueError) else f"a picture may be too narrow, or not RGB ({error})"
+        raise RequestError(f"The model's processor refuses these messages: {reason}", param="messages") from error
 
 
 def encode_picture(mllm: MLLM, picture: Image.Image) -> dict[str, Any]:

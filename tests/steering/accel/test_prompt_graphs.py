@@ -147,7 +147,7 @@ def test_a_prompt_that_is_not_finite_says_nothing_about_a_graph(
         with pytest.raises(steering.errors.Fault):
             ours.generate([asked("what?")])
     compare(plain, ours, [asked("what?")])
-    assert [(form.refused, form.agreed) for form in graphs._forms] == [(False, {(False, False)})]
+    assert [(form.refused, form.agreed) for form in graphs._forms] == [(False, {(False, False, False)})]
 
 
 def test_more_prompts_than_a_graph_has_rows_run_eagerly(

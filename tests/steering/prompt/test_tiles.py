@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from steering import MLLM
+from steering import MLLM, RequestError
 from steering.prompt.layout import build_prompt
 from steering.prompt.tiles import _with_row_ends, tiling_of
 from tests import families
@@ -110,3 +110,11 @@ def test_one_grid_needs_no_tiling(load_mllm: LoadMLLM) -> None:
 def test_rows_that_end_in_a_token(tokens: int, tiles: int, size: tuple[int, int], grid: tuple[int, int] | None) -> None:
     tiling = _with_row_ends(tokens, tiles, 24, size)
     assert (None if tiling is None else tiling.grid) == grid
+
+
+@pytest.mark.parametrize("size", [(160, 10), (10, 160)])
+def test_a_picture_too_narrow_for_its_tiles_is_refused(size: tuple[int, int], load_mllm: LoadMLLM) -> None:
+    """LFM2-VL's processor makes the whole one larger than a tile, and then cannot stack them."""
+    part = {"type": "image", "image": Image.new("RGB", size)}
+    with pytest.raises(RequestError, match="too narrow"):
+        build_prompt(load_mllm("lfm2_vl"), [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}])

@@ -11,7 +11,7 @@ import torch
 from steering import Request
 from steering.accel import prompt_graphs, prompt_step
 from steering.accel.cuda_graphs import DecodeGraphs
-from steering.accel.prompt_graphs import PromptGraphs
+from steering.accel.prompt_graphs import PromptGraphs, _Kind
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.recurrent.padded import PaddedPass, divided_at
@@ -129,5 +129,34 @@ def test_a_graph_that_leaves_wrong_states_is_not_used(
         compare(plain, ours, asking(FIRST))
     wrong_forms = [form for form in graphs._forms if form.refused]
     assert {form.tokens for form in wrong_forms} >= {320}
-    assert all(form.agreed == {(False, False)} for form in graphs._forms if not form.refused)
+    assert all({kind.wants for kind in form.agreed} == {False} for form in graphs._forms if not form.refused)
     assert graphs.taken > 1
+
+
+def test_a_graph_that_reads_wrong_states_is_not_used(
+    beside: tuple[Any, Any, PromptGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that was right for a whole prompt is compared again where it first goes on behind other tokens."""
+    plain, ours, graphs = beside
+    places = PaddedPass.places
+
+    def nothing_before(states: PaddedPass, *args: Any) -> Any:
+        pooled, read, write = places(states, *args)
+        return pooled, torch.full_like(read, 2 * states.states.slots), write
+
+    monkeypatch.setattr(PaddedPass, "places", nothing_before)
+    short, long = (Request(of_length(plain, tokens), SAMPLING) for tokens in (60, 2 * GRAIN + 60))
+    for request in (short, short, long):
+        compare(plain, ours, request)
+    assert [form.tokens for form in graphs._forms if form.graph] == [64, 192]
+    assert compare(plain, ours, long) == [2 * GRAIN]
+    assert [form.tokens for form in graphs._forms if form.refused] == [64]
+
+
+def test_only_states_before_the_end_of_a_chunk_are_left_in_a_place_of_their_own() -> None:
+    """A graph that was compared where others are wanted has not shown that it leaves these."""
+    some: list[list[int]] = [[], [2 * GRAIN], [GRAIN, 2 * GRAIN]]
+    chunks: list[Any] = [
+        SimpleNamespace(sequences=[None], starts=[0], lengths=[2 * GRAIN], wanted=[wanted]) for wanted in some
+    ]
+    assert [_Kind.of(chunk).wants for chunk in chunks] == [False, False, True]
