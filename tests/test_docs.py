@@ -237,3 +237,10 @@ def test_the_shares_of_a_context_as_a_line_and_as_a_part_are_the_pages() -> None
         assert diagnostics is not None
         shares.append(f"{diagnostics['modality']['context_share']:.3f}".removeprefix("0"))
     assert shares == list(written.groups())
+
+
+def test_the_readme_counts_the_published_configurations_as_their_page_does() -> None:
+    rows = re.findall(r"^\| `\S+/\S+` \|.*\| (served|refused)", (ROOT / "docs" / "models.md").read_text(), re.MULTILINE)
+    served, refused = rows.count("served"), rows.count("refused")
+    counts = f"{len(rows)} repositories of the hub: [{served} load, {refused} are refused](docs/models.md)"
+    assert counts in (ROOT / "README.md").read_text()
