@@ -70,7 +70,7 @@ export function lineChart(series, options = {}) {
   );
   const plot = h("div", { class: "plot", vars: { "--height": `${height}px` } });
   figure.append(legend, plot);
-  if (!known || count === 0) {
+  if (!numbers.length || count === 0) {
     plot.append(h("p", { class: "nothing" }, options.empty ?? "No numbers for this."));
     return figure;
   }
