@@ -151,10 +151,10 @@ class PromptGraphs:
         """
         size, kind = _size(sum(chunk.lengths)), _Inputs.of(inputs, axes)
         wanting = [part for part in acting if part.may_hook(chunk)]
-        most = 1 if wanting or pool.states else ROWS
+        most = 1 if wanting or self._mllm.recurrent_layers else ROWS
         supported = len(chunk.sequences) <= most and all(type(part) in TRACED for part in wanting)
         fits = 0 < size <= (MOST_TOKENS if wanting else SIZES[-1]) and chunk.columns < pool.length
-        held = pool.layers == len(self._mllm.attention_layers) and _leaves_wanted(chunk, pool)
+        held = pool.layers == len(self._mllm.attention_layers) and _leaves_wanted(chunk)
         if self._ended or kind is None or not supported or not fits or not held:
             return None
         self._pool = pool
@@ -352,7 +352,7 @@ class PromptGraphs:
         return expected
 
 
-def _leaves_wanted(chunk: PrefillChunk, pool: KVPool) -> bool:
+def _leaves_wanted(chunk: PrefillChunk) -> bool:
     """Return True where a graph's pass of a chunk leaves all snapshots of recurrent states that are wanted."""
     wanted = {token for row in chunk.wanted for token in row}
     return not wanted or wanted <= {divided_at(chunk.starts[0], chunk.lengths[0]), chunk.lengths[0]}
@@ -360,8 +360,8 @@ def _leaves_wanted(chunk: PrefillChunk, pool: KVPool) -> bool:
 
 def _keep_states(chunk: PrefillChunk, pool: KVPool) -> None:
     """Keep the wanted snapshots of recurrent states behind a graph's pass of a chunk."""
-    (start, *_), (length, *_) = chunk.starts, chunk.lengths
-    for token in chunk.wanted[0] if chunk.wanted else ():
+    start, length = chunk.starts[0], chunk.lengths[0]
+    for token in chunk.wanted[0]:
         left = pool.states.taken(chunk.rows.start, start + length) if token == length else pool.states.left()
         chunk.sequences[0].prefill.states[start + token] = left
 

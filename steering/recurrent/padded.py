@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
-from steering.recurrent.states import GRAIN, RecurrentPass
+from steering.recurrent.states import GRAIN, RecurrentPass, inputs_before
+
+_Number = TypeVar("_Number", int, torch.Tensor)
 
 
-def divided_at(start: int, length: int) -> int:
-    """Return how many of a pass's tokens are before its last multiple of `GRAIN` tokens of the prompt."""
-    return max(0, (start + length - 1) // GRAIN * GRAIN - start)
+def divided_at(start: _Number, length: _Number) -> _Number:
+    """Return how many of a pass's tokens are before its last multiple of `GRAIN` tokens of the prompt; 0 without one."""
+    last = (start + length - 1) // GRAIN * GRAIN
+    return (last - start) * (last > start)
 
 
 @dataclass
@@ -32,11 +36,7 @@ class PaddedPass(RecurrentPass):
         return self._on("real", device, lambda: self.length)
 
     def _divided_on(self, device: torch.device) -> torch.Tensor:
-        def divided() -> torch.Tensor:
-            last = (self.starts + self.length - 1).div(GRAIN, rounding_mode="floor") * GRAIN
-            return (last - self.starts).clamp(min=0)
-
-        return self._on("divided", device, divided)
+        return self._on("divided", device, lambda: divided_at(self.starts, self.length))
 
     def parts_on(self, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if device not in self._parts:
@@ -52,6 +52,5 @@ class PaddedPass(RecurrentPass):
 
     def take(self, layer: int, part: int, inputs: torch.Tensor, width: int, *others: torch.Tensor) -> None:
         if part == 0:
-            at = self._divided_on(inputs.device)[:, None] + torch.arange(width, device=inputs.device)
-            before = inputs.gather(2, at[:, None].expand(-1, inputs.shape[1], -1))
+            before = inputs_before(inputs, self._divided_on(inputs.device), width)
             self.states.leave(layer, (before, *others))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from steering.recurrent.states import RecurrentPass
+from steering.recurrent.states import RecurrentPass, inputs_before
 
 
 def convolved(convolution: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -51,5 +51,4 @@ class InSlots(ABC):
         """Return the last inputs of each row, (rows, channels, width), of those and the ones before, width + n."""
         if states.real is None:
             return inputs[:, :, inputs.shape[2] - self._width :]
-        at = states.real_on(inputs.device)[:, None] + torch.arange(self._width, device=inputs.device)
-        return inputs.gather(2, at[:, None].expand(-1, inputs.shape[1], -1))
+        return inputs_before(inputs, states.real_on(inputs.device), self._width)

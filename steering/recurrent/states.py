@@ -30,6 +30,15 @@ Snapshot = Mapping[int, LayerStates]
 """The states behind one token, by layer."""
 
 
+def inputs_before(inputs: torch.Tensor, at: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the last inputs (rows, channels, width) before token `at` (rows,) of each row.
+
+    inputs: (rows, channels, width + n), of each row's tokens and the `width` before them.
+    """
+    index = at[:, None] + torch.arange(width, device=inputs.device)
+    return inputs.gather(2, index[:, None].expand(-1, inputs.shape[1], -1))
+
+
 def snapshot_bytes(snapshot: Snapshot) -> int:
     """Return the memory that a snapshot takes."""
     return sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors)

@@ -10,14 +10,13 @@ import torch
 
 from steering import Request
 from steering.accel import prompt_graphs, prompt_step
-from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.prompt_graphs import PromptGraphs, _Kind
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.recurrent.padded import PaddedPass, divided_at
 from steering.recurrent.slots import InSlots
 from steering.recurrent.states import GRAIN, RecurrentStates
-from tests.steering.accel.recorded import Recorded
+from tests.steering.accel.test_prompt_graphs import beside_each_other
 from tests.steering.conftest import MakeEngine
 from tests.steering.cpu.conftest import check_alike
 from tests.steering.parallel.asking import chat
@@ -67,10 +66,7 @@ def beside(
     """Return an eager engine, one with graphs, and these."""
     monkeypatch.setattr(prompt_step, "pooled", pooled)
     monkeypatch.setattr(prompt_graphs, "PATIENCE", 0)
-    plain, ours = (make_engine(request.param, slots=6, prefix_cache_bytes=ROOM) for _ in range(2))
-    graphs = DecodeGraphs(ours.mllm, captures=Recorded)
-    ours.core.runner.passes.use(graphs)
-    return plain, ours, graphs.prompts
+    return beside_each_other(make_engine, request.param, max_length=512, prefix_cache_bytes=ROOM)
 
 
 def compare(plain: Any, ours: Any, *requests: Request) -> list[int]:

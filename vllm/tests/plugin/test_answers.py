@@ -112,7 +112,7 @@ def test_what_would_end_the_engine_is_refused(changes: dict[str, Any], param: st
 
 @pytest.mark.parametrize("slow", ["image_of", "add_noise", "add_masks"])
 def test_the_event_loop_is_free_while_pictures_are_computed(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
-    """What takes long waits here for the event loop, in which other answers are passed on."""
+    """A slow computation waits here for the event loop, in which other answers are passed on."""
     monkeypatch.setattr(answers, "ALONE", 0.05)
     monkeypatch.setattr(answers, "maskable", lambda inputs, tokens: True)
     engine, found = Engine(), []
