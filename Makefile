@@ -45,6 +45,7 @@ style: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+	$(BIN)/oxlint
 
 types: $(VENV)/.tested
 	$(BIN)/mypy

@@ -1,6 +1,6 @@
 // A guard: the answer is given again where a number of it meets a condition. The form, and what came of it.
 
-import { byId, h, percent, short } from "./dom.js";
+import { byId, h, percent } from "./dom.js";
 import { measure } from "./names.js";
 
 const WAYS = { vision: "toward the image", text: "toward the text" };

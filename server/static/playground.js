@@ -171,7 +171,7 @@ function lookThere(image, box) {
   if (state.running) return;
   const { look_at: before, ...others } = state.interventions.fields();
   const bias = before?.bias ?? PULL;
-  state.interventions.set(box ? { ...others, look_at: { ...(before || {}), image, box, bias } } : others);
+  state.interventions.set(box ? { ...others, look_at: { ...before, image, box, bias } } : others);
   update();
   sendOne();
 }

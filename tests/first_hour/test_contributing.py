@@ -104,7 +104,7 @@ def test_hooks_run_what_lint_runs_in_the_same_environment() -> None:
     entries = {hook["entry"] for hook in local["hooks"]}
     assert all(entry.startswith(".venv/bin/") for entry in entries)
     assert {re.sub(r" --.*", "", entry).removeprefix(".venv/bin/") for entry in entries} == lint()
-    assert lint() == {"ruff check", "ruff format", "codespell", "mypy"}
+    assert lint() == {"ruff check", "ruff format", "codespell", "oxlint", "mypy"}
 
 
 def test_the_workflow_runs_ci_on_every_python_that_the_page_names() -> None:
