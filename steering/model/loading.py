@@ -74,35 +74,19 @@ def load(
     template; OSError when the files are missing.
     """
     path = embedded() if path is None else located(path, local_files_only)
-    if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
-        raise UnsupportedModel(f"'dtype' must be one of auto, {', '.join(DTYPES)}; got {dtype!r}.")
-    laid = "device_map" if device_map is not None else "tensor_parallel" if tensor_parallel > 1 else None
-    if laid is not None and device != "auto":
-        raise UnsupportedModel(f"{laid!r} already places the model; leave 'device' out, which is {str(device)!r}.")
-    if laid is not None and find_spec("accelerate") is None:
-        raise UnsupportedModel(f"{laid!r} needs accelerate: pip install 'helmsight[parallel]'.")
-    if quantization not in (None, *QUANTIZATIONS):
-        raise UnsupportedModel(f"'quantization' must be one of {', '.join(QUANTIZATIONS)}; got {quantization!r}.")
-    if laid is not None and quantization is not None:
-        raise UnsupportedModel(f"{laid!r} and 'quantization' are mutually exclusive.")
+    _refuse_arguments(dtype, device, device_map, tensor_parallel, quantization)
     ranks = ALONE if tensor_parallel == 1 else joined(tensor_parallel)
     template = None if chat_template is None else read_template(chat_template)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    device = _found(device)
     if quantization is not None and device.type == "cpu" and not int8.is_exact(device):
         raise UnsupportedModel("int8 needs a CPU with VNNI: on this one, sums of integers overflow.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UnsupportedModel(f"There is no device {device}: torch sees {torch.cuda.device_count()} of its kind.")
     if dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
-    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     attention.register()
+    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(path, **options)
     refuse_structure(config)
     if tensor_parallel > 1:
-        if device_map is not None:
-            raise UnsupportedModel("'device_map' and 'tensor_parallel' are mutually exclusive.")
         refuse_split(config, tensor_parallel)
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     processor = load_processor(path, local_files_only=local_files_only)
@@ -112,21 +96,12 @@ def load(
         )
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
-        model = (
-            _build_empty(path, config, dtype, device, local_files_only)
-            if unread is not None
-            else AutoModelForImageTextToText.from_pretrained(
-                path, config=config, use_safetensors=True, device_map=device_map, **options
-            )
-        )
+        if unread is None:
+            model = _read_weights(path, config=config, device_map=device_map, **options)
+        else:
+            model = _build_empty(path, config, device, options)
     except ImportError as error:
         raise UnsupportedModel(missing_package(f"The model of {path}", str(error))) from error
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise UnsupportedModel(
-            f"The weights of {path} differ in size from those that its config.json states."
-        ) from error
     model = model.eval().requires_grad_(False)
     if tensor_parallel > 1:
         refuse_sinks(model, tensor_parallel)
@@ -135,29 +110,76 @@ def load(
     elif tensor_parallel == 1:
         model = model.to(device)
     folder = Path(path) if Path(path).is_dir() else None
+    results = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
     try:
-        folder_of_calibrations = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
-        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, folder_of_calibrations)
+        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, results)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it has no decoder that reads image tokens: {error}."
         ) from error
-    if laid is None:
+    if device_map is None and tensor_parallel == 1:
         place = str(path if folder is None else folder.resolve())
         mllm.source = Source(place, str(dtype).removeprefix("torch."), quantization)
-    if device.type == "cpu" and laid is None and quantization is None:
-        _store_weights_by_column(mllm.decoder)
+        if device.type == "cpu" and quantization is None:
+            _store_weights_by_column(mllm.decoder)
     return mllm
 
 
-def _build_empty(path: str | Path, config: Any, dtype: Any, device: torch.device, local_files_only: bool) -> Any:
+def _refuse_arguments(
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    device_map: DeviceMap | None,
+    tensor_parallel: int,
+    quantization: str | None,
+) -> None:
+    """Raise UnsupportedModel for arguments of `load` that are unknown or exclude each other."""
+    if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
+        raise UnsupportedModel(f"'dtype' must be one of auto, {', '.join(DTYPES)}; got {dtype!r}.")
+    if quantization not in (None, *QUANTIZATIONS):
+        raise UnsupportedModel(f"'quantization' must be one of {', '.join(QUANTIZATIONS)}; got {quantization!r}.")
+    if device_map is not None and tensor_parallel > 1:
+        raise UnsupportedModel("'device_map' and 'tensor_parallel' are mutually exclusive.")
+    laid = "device_map" if device_map is not None else "tensor_parallel" if tensor_parallel > 1 else None
+    if laid is None:
+        return
+    if device != "auto":
+        raise UnsupportedModel(f"{laid!r} already places the model; leave 'device' out, which is {str(device)!r}.")
+    if find_spec("accelerate") is None:
+        raise UnsupportedModel(f"{laid!r} needs accelerate: pip install 'helmsight[parallel]'.")
+    if quantization is not None:
+        raise UnsupportedModel(f"{laid!r} and 'quantization' are mutually exclusive.")
+
+
+def _found(device: str | torch.device) -> torch.device:
+    """Return a device that exists: for "auto" the first GPU, else the CPU. Raises UnsupportedModel for others."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnsupportedModel(f"There is no device {device}: torch sees {torch.cuda.device_count()} of its kind.")
+    return device
+
+
+def _read_weights(path: str | Path, **options: Any) -> Any:
+    """Build a checkpoint's model with its weights; raise UnsupportedModel where these differ in size from its config's."""
+    try:
+        return AutoModelForImageTextToText.from_pretrained(path, use_safetensors=True, **options)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise UnsupportedModel(
+            f"The weights of {path} differ in size from those that its config.json states."
+        ) from error
+
+
+def _build_empty(path: str | Path, config: Any, device: torch.device, options: dict[str, Any]) -> Any:
     """Build a checkpoint's model with uninitialised weights, which take no physical memory until they are written."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(
-            config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
+            config, dtype=options["dtype"], attn_implementation=options["attn_implementation"]
         )
     with suppress(OSError):  # a checkpoint without such a file
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=local_files_only)
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=options["local_files_only"])
     if device.type != "meta":
         model.to_empty(device="cpu").tie_weights()
     return model
