@@ -82,6 +82,7 @@ def load(
         raise UnsupportedModel("int8 needs a CPU with VNNI: on this one, sums of integers overflow.")
     if dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
+    torch.backends.cudnn.allow_tf32 = False  # else a GPU rounds the inputs of float32 convolutions to 10 bits
     attention.register()
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(path, **options)
@@ -117,6 +118,11 @@ def load(
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it has no decoder that reads image tokens: {error}."
         ) from error
+    if mllm.vocab_size > mllm.token_inputs.vocab_size:  # such a token would end the process on a GPU
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served: its output layer knows {mllm.vocab_size} tokens, its embeddings "
+            f"{mllm.token_inputs.vocab_size}."
+        )
     if device_map is None and tensor_parallel == 1:
         place = str(path if folder is None else folder.resolve())
         mllm.source = Source(place, str(dtype).removeprefix("torch."), quantization)

@@ -226,6 +226,7 @@ OVIS2 = replace(
         "text_config": text("qwen2"),
         "vision_config": VISION | {"model_type": "ovis2_vision", "vocab_size": 40, "hidden_stride": 2},
         "hidden_size": HIDDEN,
+        "vocab_size": None,
         "tie_word_embeddings": False,
         "image_token_id": "<IMG_ATOM>",
         "visual_indicator_token_ids": _OVIS_MARKS,

@@ -196,6 +196,29 @@ def test_weights_that_do_not_fit_the_config_are_told_in_a_sentence(root: Path, t
         steering.load(folder, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [("ovis2", {"vocab_size": 5000}), ("gemma4", {"text_config": {"vocab_size_per_layer_input": 50}})],
+)
+def test_a_token_that_could_not_be_read_again_is_no_models(
+    family: str, change: dict[str, Any], root: Path, tmp_path: Path
+) -> None:
+    """Once sampled, it is an index out of range, which on a GPU ends the process and all answers."""
+    folder = copied(family, root, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in change.items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(steering.UnsupportedModel, match=r"its output layer knows \d+ tokens, its embeddings \d+\.$"):
+        steering.load(folder, device="cpu", unread="none")
+
+
+def test_convolutions_of_float32_are_computed_in_float32(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    steering.load(families.checkpoint("qwen2_vl", root), device="cpu", unread="none")
+    assert not torch.backends.cudnn.allow_tf32
+
+
 def test_a_processors_additional_inputs_are_known_only_if_zero(
     load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
