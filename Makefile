@@ -14,7 +14,7 @@ VLLM_BIN := $(VLLM_ENV)/bin
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
-.PHONY: serve check test test-long test-vllm lint style types format bench clean
+.PHONY: serve check test test-long test-gpu test-vllm lint style types format bench clean
 # What was installed is turned into bytecode as it is imported, and kept, whatever the user has set: pip would do so with all.
 serve: $(VENV)/.installed
 	@echo "Starting the server; it says here when it is ready, and at which address."
@@ -38,6 +38,10 @@ check: lint
 test-long: $(VENV)/.tested
 	@$(PIP) --quiet --no-deps mitigv==0.1.7
 	$(BIN)/python -m pytest -m long
+
+# What a GPU computes, beside the CPU. Without a GPU these tests try themselves out on the CPU, in twenty minutes.
+test-gpu: $(VENV)/.tested
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 lint: style types
 

@@ -36,7 +36,7 @@ STEPS = 4
 TOLERANCE = 1e-3
 """Largest difference of float32 logits relative to the largest logit, and of attention to an image."""
 HALF_TOLERANCE = 5e-2
-"""Largest difference in half precision of a layer, attention, or a step's logits, where the plain model's is not large."""
+"""Largest difference in half precision of a layer, attention, or a step's logits, where the plain model's are not large."""
 MARGIN = 2.0
 """Largest ratio of an error in half precision to the plain model's, whose rounding is as arbitrary.
 
@@ -94,13 +94,16 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
 def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Reference], ours: list[torch.Tensor]) -> None:
     """Raise UnsupportedModel where logits (steps, vocabulary) of the prompts differ from those of the references."""
     single = not mllm.rounds
-    squares = []
-    for prompt, reference, got in zip(prompts, references, ours, strict=True):
-        scale = float(reference.exact.abs().max().clamp(min=1e-6))
-        error, plain = ((logits - reference.exact) / scale for logits in (got, reference.plain))
-        difference = error.abs().amax(-1) if single else error.square().mean(-1).sqrt()  # (steps,)
-        squares.append((error.square().mean(), plain.square().mean()))
-        most = TOLERANCE if single else (MARGIN * plain.square().mean(-1).sqrt()).clamp(min=HALF_TOLERANCE)
+    scales = [reference.exact.abs().max().clamp(min=1e-6) for reference in references]
+    plain = torch.stack(
+        [_distances(reference.plain, reference.exact) / s for reference, s in zip(references, scales, strict=True)]
+    )
+    errors = torch.stack(
+        [_distances(got, reference.exact) / s for got, reference, s in zip(ours, references, scales, strict=True)]
+    )
+    most = TOLERANCE if single else max(HALF_TOLERANCE, MARGIN * float(plain.max()))
+    for prompt, reference, got, scale, rms in zip(prompts, references, ours, scales, errors, strict=True):
+        difference = (got - reference.exact).abs().amax(-1) / scale if single else rms  # (steps,)
         wrong = ~(difference <= most)
         if bool(wrong.any()):
             step = int(wrong.nonzero()[0])
@@ -110,13 +113,17 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
                 f"{float(difference[step]):.1e} of their range, first at {where}."
             )
     # Rounding may favour one step or one prompt; the mean over all of them characterises the model.
-    error, plain = torch.tensor(squares).mean(0).sqrt()
-    if not single and not error <= MARGIN * plain:
+    error, usual = (float(distances.square().mean().sqrt()) for distances in (errors, plain))
+    if not single and not error <= MARGIN * usual:
         raise UnsupportedModel(
-            f"{mllm.name} cannot be served exactly in {mllm.quantization or mllm.dtype}: its "
-            f"logits are {float(error):.1e} of their range from "
-            f"those of float32, the plain model's {float(plain):.1e}."
+            f"{mllm.name} cannot be served exactly in {mllm.quantization or mllm.dtype}: its logits are {error:.1e} of "
+            f"their range from those of float32, the plain model's {usual:.1e}."
         )
+
+
+def _distances(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square difference (steps,) of logits (steps, vocabulary)."""
+    return (logits - exact).square().mean(-1).sqrt()
 
 
 def checked_prompts(mllm: MLLM) -> list[Prompt]:

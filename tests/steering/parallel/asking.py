@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors.torch import load
+from safetensors.torch import load, load_file, save_file
 
 import steering
 from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Until, Vcd
@@ -30,6 +30,7 @@ from steering.model.calibration import FILE, Calibration
 from steering.model.checkpoint import embedded
 from steering.protocol import readout
 from tests import families
+from tests.families import registry
 from tests.forked import forked
 
 STEPS = 4
@@ -43,7 +44,15 @@ def small(folder: Path, family: str = "qwen2_vl") -> Path:
 
     Pretended devices, and communication at each layer, take long.
     """
-    mllm = steering.load(families.build(family, folder, layers=LAYERS), device="cpu")
+    kinds = registry.ALL[family].config["text_config"].get("layer_types")
+    text = {"layer_types": [*kinds, *kinds][:LAYERS]} if kinds else None
+    families.build(family, folder, layers=LAYERS, text=text)
+    weights = load_file(folder / "model.safetensors")
+    held = {
+        name: weight.bfloat16().half().float() for name, weight in weights.items()
+    }  # by each dtype, without rounding
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    mllm = steering.load(folder, device="cpu")
     drawn = torch.Generator().manual_seed(0)
     weights = (torch.ones(LAYERS) for _ in range(3))
     direction = torch.randn(LAYERS, mllm.hidden_size, generator=drawn)

@@ -307,16 +307,25 @@ def test_scores_that_are_rounded_to_half_precision_are_refused(
         (0.2, 0.45, "by 4.5e-01 of their range, first at decoding step 1"),
         (0.001, 0.06, "by 6.0e-02 of their range, first at decoding step 1"),
         (0.01, 0.045, "are 3.9e-02 of their range from those of float32, the plain model's 1.0e-02"),
+        ([0.02, 0.02, 0.05, 0.02], [0, 0.08, 0.01, 0.01], None),
+        ([0.02, 0.02, 0.05, 0.02], [0, 0.12, 0.01, 0.01], "by 1.2e-01 of their range, first at decoding step 1"),
     ],
 )
-def test_rounding_is_judged_by_the_plain_model_s(plain: float, ours: float, refusal: str | None) -> None:
-    """A random model may round by a third of its range, and so may the engine: both are as far from float32."""
+def test_rounding_is_judged_by_the_plain_model_s(
+    plain: float | list[float], ours: float | list[float], refusal: str | None
+) -> None:
+    """A random model may round by a third of its range, and so may the engine: both are as far from float32.
+
+    Rounding that changes the choice of an expert may fall into any of the steps, for both.
+    """
     noise = torch.randn(3, 4, 5000, generator=torch.Generator().manual_seed(0))
     exact, own, others = noise / noise.square().mean(-1, keepdim=True).sqrt()
     scale = exact.abs().max()
-    got = exact + scale * ours * own
+    got = exact + scale * torch.tensor(ours).reshape(-1, 1) * own
     got[0] = exact[0]  # a difference in the first step would be looked for in each layer
-    reference = selfcheck._Reference([], exact + scale * plain * others, exact, *torch.zeros(2, 1))
+    reference = selfcheck._Reference(
+        [], exact + scale * torch.tensor(plain).reshape(-1, 1) * others, exact, *torch.zeros(2, 1)
+    )
     rounding = SimpleNamespace(name="it", rounds=True, quantization=None, dtype=torch.bfloat16)
 
     def compare() -> None:
