@@ -361,8 +361,7 @@ class MLLM:
 
     def head_at(self, hidden: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """Return logits (rows, vocabulary) of one token of each row of states (rows, n, d). at: (rows,), on the CPU."""
-        at = to_device(at, hidden.device)
-        return self.head(hidden[torch.arange(len(at), device=at.device), at])
+        return self.head(hidden[torch.arange(len(at), device=hidden.device), to_device(at, hidden.device)])
 
     def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return residual stream states (..., d) after the `final_norm`, as `head` takes them, on the model's `device`."""
@@ -372,7 +371,8 @@ class MLLM:
     @cached_property
     def final_norm(self) -> nn.Module | None:
         """The decoder's one child with a number for each dimension of a state; None where there is not exactly one."""
-        norms = [m for m in self.decoder.children() if getattr(getattr(m, "weight", None), "ndim", 0) == 1]
+        shape = (self.hidden_size,)
+        norms = [m for m in self.decoder.children() if getattr(getattr(m, "weight", None), "shape", None) == shape]
         return norms[0] if len(norms) == 1 else None
 
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -102,6 +102,12 @@ def test_dola_is_exact_in_every_kind_of_family(family: str, make_engine: MakeEng
         check(only(engine, messages, dola), plain, messages, [0, 1, 2], dola)
 
 
+def test_the_final_norm_is_known_beside_one_of_another_width(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    """The small Gemma 4's decoder has a norm of its layers' further embeddings."""
+    messages, dola = chat("gemma4", 1), Dola(premature=[0, 1, 2], normalise=True)
+    check(only(make_engine("gemma4"), messages, dola), load_plain("gemma4"), messages, [0, 1, 2], dola)
+
+
 @pytest.mark.parametrize(
     ("dola", "candidates"),
     [
