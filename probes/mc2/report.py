@@ -41,7 +41,7 @@ def report(data: Numbers) -> Report:
     sections.conditions(page, conditions)
     sections.alone(page, conditions)
     sections.attention_by_task(page, conditions, data.get("words", {}), data.get("attention", {}))
-    sections.attention_by_layer(page, conditions, about.get("layers", ()))
+    sections.attention_by_layer(page, conditions, about.get("layers", ()), about.get("model layers"))
     if "lens" in data:
         sections.lens(page, data["lens"], about.get("layers", ()))
     for name, section in SECTIONS.items():

@@ -160,8 +160,11 @@ def attention_by_task(page: Report, results: Numbers, words: Mapping[str, float]
     )
 
 
-def attention_by_layer(page: Report, results: Numbers, steered: Sequence[int]) -> None:
-    """Add Figures 6 and 13 to 18: the image's share of attention in each layer, steered and instructed."""
+def attention_by_layer(page: Report, results: Numbers, steered: Sequence[int], layers: int | None = None) -> None:
+    """Add Figures 6 and 13 to 18: the image's share of attention in each layer, steered and instructed.
+
+    steered: the layers to mark, by their numbers in a model of so many `layers`; not all of them may have attention.
+    """
     with_layers = {name: result for name, result in results.items() if name in ALIKE and "attention_by_layer" in result}
     if not with_layers:
         return
@@ -170,11 +173,14 @@ def attention_by_layer(page: Report, results: Numbers, steered: Sequence[int]) -
     count = len(next(iter(curves.values())))
     page.heading("Attention by layer (Figures 6 and 13 to 18)", 3)
     page.text("The image's share of the attention, as in the attention ratio; the rest is the text context's.")
+    if some := layers not in (None, count):
+        page.text(f"{count} of the model's {layers} layers have attention weights; they are numbered from 0.")
+    marked = {"vision", "text"} & with_layers.keys() and not some
     page.plot(
         "attention-layers",
         plots.curves(
             range(count), curves, xlabel="layer", ylabel="attention ratio", intervals=intervals,
-            marks=dict.fromkeys(steered, "steered") if {"vision", "text"} & with_layers.keys() else None,
+            marks=dict.fromkeys(steered, "steered") if marked else None,
         ),
         "Attention ratio by layer",
     )  # fmt: skip

@@ -165,7 +165,7 @@ def _about(
         published = None if vector.published is None else round(options.strength * vector.published, 6)
         about |= {
             "vector": vector.name, "strength": options.strength, "published strength": published,
-            "layers": list(vector.layers),
+            "layers": list(vector.layers), "model layers": len(vector.direction),
         }  # fmt: skip
     return about
 

@@ -128,6 +128,15 @@ def test_the_page_shows_tasks_and_layers(evaluation: Evaluation, tmp_path: Path)
     assert "Vision Ratio" in (tmp_path / "attention-tasks.svg").read_text()
 
 
+def test_layers_are_not_marked_by_numbers_that_the_axis_does_not_have(evaluation: Evaluation, tmp_path: Path) -> None:
+    """Of a model with linear attention in some layers, only the others are on the axis."""
+    page, conditions = Report("Preference"), evaluation.to_json()
+    report_conditions.attention_by_layer(page, conditions, [1], layers=8)
+    page.write(tmp_path)
+    assert "2 of the model's 8 layers have attention weights" in page.markdown()
+    assert "steered" not in (tmp_path / "attention-layers.svg").read_text().replace("steered toward", "")
+
+
 def test_without_readouts_attention_is_left_out() -> None:
     only = evaluate(
         Scripted(lambda question: Reply(said("v", question.swapped))), balls(2), kinds=["plain"], quiet=True
