@@ -13,6 +13,7 @@ import torch
 
 import steering
 from steering import RequestError
+from steering.core.compilation import pays
 from tests.steering.parallel.asking import requests, small, told
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,6 +22,11 @@ SETTINGS: dict[str, Any] = {"slots": 24, "max_length": 1024, "prefix_cache_bytes
 Model = Callable[[str], Path]
 Expected = Callable[[str], dict[str, Any]]
 Start = Callable[..., steering.Engine]
+
+
+def in_graphs(mllm: steering.MLLM) -> bool:
+    """Return True where a server runs a model's steps in CUDA graphs."""
+    return mllm.device.type == "cuda" and pays(mllm)
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +59,7 @@ def start(model: Model) -> Iterator[Start]:
 
         def started(family: str, **loading: Any) -> steering.Engine:
             mllm = steering.load(model(family), **{"dtype": "float32", "device": DEVICE} | loading)
-            engine = steering.Engine(mllm, **SETTINGS, compiled=mllm.device.type == "cuda" and len(mllm.devices) == 1)
+            engine = steering.Engine(mllm, **SETTINGS, compiled=in_graphs(mllm))
             stack.callback(engine.stop)
             engine.start()
             return engine
