@@ -134,7 +134,11 @@ class Icd(WeightedContrast):
 
 
 def text_alone(mllm: MLLM, messages: Messages, prompt: Prompt, kind: str) -> Prompt:
-    """Return the prompt without its images, for a twin; raises RequestError where it cannot be prepared."""
+    """Return the prompt without its images, for a twin; raises RequestError where it cannot be prepared.
+
+    The chat template renders the chat without images, so that what it puts around an image goes, too. The authors of PAI,
+    and of ONLY for M3ID, cut the image alone out of the prompt.
+    """
     try:
         return build_prompt(mllm, without_images(messages), options=prompt.options)
     except RequestError as error:

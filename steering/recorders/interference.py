@@ -31,6 +31,9 @@ def without_interference(
     maps of all other tokens before it, weighted by its own activation ReLU(logit) at each of them. Its least-squares
     multiple is subtracted, and ReLU is applied again. Token i has place `first` + i among the earlier ones; only those
     before it count, and not its own repetitions. ids: (tokens,). head: (tokens, d).
+
+    In the authors' code (xmed-lab/TAM, tam.py) the map of the question's first token is that of the likeliest token behind
+    it, and that of the answer's first token is the map of the prompt's last one.
     """
     places = torch.arange(len(earlier.ids), device=maps.device)
     before = places < first + torch.arange(len(ids), device=maps.device)[:, None]

@@ -10,6 +10,9 @@ places, blurred, of which a share of pixels is kept that follows from the match 
 the model's own attention gives it: from the prompt's last token to the image, mean over heads and over the focus layers, the
 last ones. The `keep` share of patches with the most attention stays. The others become black, as in that code, or, where
 image tokens are no rectangles of one picture, the mean of the image's features.
+
+That code copies the row's own cache for the twin before each token. From the second token on, the twin's logits there are
+the row's own, which only divides the temperature by 1 + alpha. Here the twin keeps its own states, as in the paper.
 """
 
 from __future__ import annotations

@@ -15,9 +15,12 @@ This follows the authors' code (github.com/shikiw/OPERA: opera_beam_search in ge
 
 - there are no beams, which that code always has: a row is a single answer, and a row in a batch knows no other one;
 - a running answer is not shortened. A prelude answers the request, reads where it would return, and answers again with those
-  tokens forbidden there, until nothing returns or `rollbacks` answers have: neighbours keep running, and a client sees only
-  the last one. It needs greedy decoding or, for one answer, a seed, so that answers repeat; otherwise nothing returns;
-- products are of float32, and at most what float16 holds, to which that code rounds them.
+  tokens forbidden there, until nothing returns or `rollbacks` answers have, which that code does not bound. Neighbours keep
+  running, and a client sees only the last answer. It needs greedy decoding or, for one answer, a seed, so that answers
+  repeat; otherwise nothing returns;
+- trust is of float32, and at most what float16 holds, to which that code rounds it, so that there a product below .3 is no
+  trust, and the first of several infinite ones is the greatest;
+- what was rejected behind the place to which an answer returns is allowed again.
 """
 
 from __future__ import annotations

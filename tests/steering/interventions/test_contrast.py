@@ -204,6 +204,19 @@ def test_pai_equals_two_plain_runs(
         check(choice, expected)
 
 
+@pytest.mark.parametrize(("family", "around"), [("llava", "\n"), ("qwen2_vl", "<|vision_start|><|vision_end|>")])
+def test_a_prompt_without_images_has_nothing_of_what_stands_around_them(
+    family: str, around: str, load_mllm: LoadMLLM, load_plain: LoadPlain
+) -> None:
+    """The authors cut the image tokens alone."""
+    chat, mllm, plain = families.example_messages(family, 1), load_mllm(family), load_plain(family)
+    prompt, alone = build_prompt(mllm, chat), plain.inputs(families.example_messages(family, 0))["input_ids"][0]
+    assert torch.equal(Pai().twin_prompt(mllm, chat, prompt).ids, alone)
+    of_authors = plain.tokenizer.decode(prompt.ids[prompt.ids != mllm.image_token_id])
+    assert around in of_authors
+    assert of_authors.replace(around, "", 1) == plain.tokenizer.decode(alone)
+
+
 @pytest.mark.parametrize(
     "contrast",
     [

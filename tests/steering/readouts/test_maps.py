@@ -1,18 +1,22 @@
-"""Sinks: measured by place, divided out where they attract."""
+"""Sinks: measured by place, divided out where they attract. Token activation maps beside those of the authors' code."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from steering import Diagnose, Request, RequestError, Sampling
 from steering.model.calibration import Calibration
+from steering.prompt.layout import Layout, build_prompt
 from steering.readouts.maps import attraction, discounted
 from tests import families
-from tests.steering.conftest import MakeEngine
+from tests.steering.conftest import LoadMLLM, LoadPlain, MakeEngine
+from tests.steering.plain import Messages, Plain, uncached
 
 
 def test_attraction_is_the_mean_of_relative_attention() -> None:
@@ -70,3 +74,45 @@ def test_a_calibration_keeps_what_was_measured_before(tmp_path: Any) -> None:
     assert loaded is not None
     assert loaded.divergence == first.divergence
     assert Calibration("f").thresholds(0.9) is None
+
+
+def of_authors(
+    plain: Plain, messages: Messages, tokens: Sequence[int], layout: Layout, own: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the maps of an answer's tokens, plain and causal, step by step as in tam.py, before its filter.
+
+    own: the question's first token, and the answer's, are explained themselves. There, the likeliest token behind the first
+    one and the prompt's last token are explained in their places.
+    """
+    inputs = plain.inputs(messages)
+    states = uncached(plain.model, inputs, tokens[:-1], output_hidden_states=True).hidden_states[-1][0]
+    logits = (states @ plain.model.get_output_embeddings().weight.detach().T).clamp(min=0).numpy()
+    ids, question = inputs["input_ids"][0].tolist(), layout.user_text.nonzero()[:, 0].tolist()
+    words = [ids[place] for place in question] + list(tokens)
+    classes = words if own else [int(logits[question[0]].argmax()), *words[1 : len(question)], ids[-1], *tokens[1:]]
+    places = question + list(range(len(ids) - 1, len(ids) - 1 + len(tokens)))
+    raw = [logits[layout.image_columns.numpy(), token] for token in classes]
+    out = []
+    for at in range(len(question), len(words)):
+        earlier = [i for i in range(at) if words[i] != words[at]]
+        weights = np.array([logits[places[i], classes[at]] for i in earlier])
+        interference = (np.stack([raw[i] for i in earlier]) * (weights / (weights.sum() + 1e-8))[:, None]).sum(0)
+        scale = raw[at] @ interference / max(interference @ interference, 1e-12)
+        out.append((raw[at], (raw[at] - scale * interference).clip(min=0)))
+    return out
+
+
+def test_causal_maps_are_those_of_the_authors_but_for_two_tokens(
+    make_engine: MakeEngine, load_plain: LoadPlain, load_mllm: LoadMLLM
+) -> None:
+    messages, diagnose = families.example_messages("llava", 1), Diagnose(frozenset({"tam"}), causal=True)
+    request = Request(messages, Sampling(max_tokens=5, ignore_eos=True), diagnose=diagnose)
+    (choice,) = make_engine("llava").generate([request])[0].choices
+    given = load_plain("llava"), messages, choice.token_ids, build_prompt(load_mllm("llava"), messages).layout
+    assert choice.diagnostics is not None
+    found = np.array([one["map"] for one in choice.diagnostics["tam"]])
+    plain, causal = (np.array(maps) for maps in zip(*of_authors(*given, own=True), strict=True))
+    assert np.allclose(found, causal, rtol=1e-4, atol=1e-4)
+    assert np.abs(causal - plain).max() > 0.1  # something was subtracted
+    released = np.array([causal for _, causal in of_authors(*given, own=False)])
+    assert np.abs(found - released).max() > 0.1

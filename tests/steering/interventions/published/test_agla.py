@@ -20,6 +20,7 @@ from tests.steering.interventions.references import (
     SAMPLING,
     assert_as_near_as_plain,
     assert_chosen_by,
+    logprobs_along,
     occluded,
     only,
     rounding,
@@ -76,6 +77,18 @@ def test_every_option_is_exact(
     messages = families.example_messages("qwen2_vl", 1)
     choice = only(make_engine("qwen2_vl"), messages, options)
     check(choice, load_plain("qwen2_vl"), load_mllm("qwen2_vl"), messages, options)
+
+
+def test_the_twin_keeps_its_states_where_the_authors_loop_loses_them(
+    make_engine: MakeEngine, load_plain: LoadPlain, load_mllm: LoadMLLM
+) -> None:
+    """There the twin has the row's own cache from the second token on, so that its logits are the row's."""
+    messages, options, plain = families.example_messages("llava", 1), Agla(beta=0.0, keep=0.3), load_plain("llava")
+    choice = only(make_engine("llava"), messages, options)
+    expected, _, _ = by_definition(plain, load_mllm("llava"), messages, choice.token_ids, options)
+    assert_chosen_by(choice, expected, atol=2e-4)
+    lost = ((1 + options.alpha) * logprobs_along(plain, messages, choice.token_ids)).log_softmax(-1)
+    assert float((expected - lost)[1:].abs().amax(1).min()) > 0.1
 
 
 def test_a_tiled_image_is_masked_in_its_features(make_engine: MakeEngine) -> None:

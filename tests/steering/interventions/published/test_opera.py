@@ -71,11 +71,14 @@ class Reference:
         for score, token in zip(best.values, best.indices.tolist(), strict=True):
             _, matrix = self.run((*tokens, token))
             local = self.options.scale * matrix[self.start :, self.start :].double()
-            trust = [1e-7 * float(local[j:, j].prod()) for j in range(len(local))]
+            trust = [self.rounded(1e-7 * float(local[j:, j].prod())) for j in range(len(local))]
             places.append(max(range(len(trust)), key=trust.__getitem__))
             penalty = max(trust) if len(local) > 10 else -float(matrix[-1, self.images].sum())
             logits[token] = score - self.options.penalty * penalty
         return logits, min(places, key=lambda place: (-places.count(place), place))
+
+    def rounded(self, trust: float) -> float:
+        return trust
 
     def others(self, tokens: list[int], rejected: list[int]) -> bool:
         """Return whether a token is left behind these once the chosen one is rejected, too."""
@@ -111,6 +114,13 @@ class Reference:
             rows.append(logits.log_softmax(-1))
             tokens.append(int(logits.argmax()))
         return tuple(tokens), torch.stack(rows), trusted, rejected
+
+
+class OfHalf(Reference):
+    """The same with trust in float16, as the authors' code keeps it."""
+
+    def rounded(self, trust: float) -> float:
+        return float(torch.tensor(trust, dtype=torch.float16))
 
 
 def check(choice: steering.Choice, reference: Reference, steps: int) -> dict[int, list[int]]:
@@ -152,6 +162,18 @@ def test_products_of_long_answers_are_exact(options: Opera, make_engine: MakeEng
     messages = families.example_messages("qwen2_vl", 1)
     choice = answer(make_engine("qwen2_vl"), messages, options, sampling=LONG)
     check(choice, Reference(load_plain("qwen2_vl"), messages, options), 20)
+
+
+def test_the_greatest_product_is_trusted_however_small_it_is(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    """The authors' code rounds products below .3 to 0, and then trusts the first token."""
+    messages, options = families.example_messages("qwen2_vl", 1), Opera(rollbacks=0, scale=10.0)
+    choice = answer(make_engine("qwen2_vl"), messages, options, sampling=LONG)
+    check(choice, Reference(load_plain("qwen2_vl"), messages, options), 20)
+    tokens, _, of_half, _ = OfHalf(load_plain("qwen2_vl"), messages, options).answer(20)
+    assert tokens == choice.token_ids
+    assert choice.applied is not None
+    trusted = choice.applied["opera"]["trusted"]
+    assert {half for half, place in zip(of_half, trusted, strict=True) if half != place} == {0}
 
 
 @pytest.mark.parametrize("rollbacks", [1, 2, 6])
