@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
+from torch.utils._pytree import tree_map
 
 from steering.decoder.hooks import Hook
 from steering.devices import lost, to_device
@@ -25,6 +26,7 @@ from steering.errors import Fault, RequestError
 from steering.interventions.see import See
 from steering.interventions.think import Think
 from steering.measures import activation_maps
+from steering.model.embedded import Embedded
 from steering.model.images import divide
 from steering.model.mllm import MLLM
 from steering.prompt.layout import ImageSpan, Prompt
@@ -114,8 +116,8 @@ class Mask:
         """The occluded patches of each image, row by row from 0."""
         return [chosen.nonzero()[:, 0].tolist() for chosen in self.chosen]
 
-    def occluded(self, prompt: Prompt) -> tuple[Prompt, Callable[[torch.Tensor], torch.Tensor] | None]:
-        """Return the twin's prompt and, where features are masked, a function that masks its decoder inputs (1, n, d)."""
+    def occluded(self, prompt: Prompt) -> tuple[Prompt, Callable[[Embedded], Embedded] | None]:
+        """Return the twin's prompt and, where features are masked, a function that masks them in its inputs."""
         images = prompt.layout.images
         if not self.pixels:
             return prompt, partial(masked_features, images=images, chosen=self.chosen)
@@ -199,13 +201,30 @@ def masked_pixels(
     return {**inputs, "pixel_values": pixels}
 
 
-def masked_features(embeds: torch.Tensor, images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return decoder inputs (1, n, d) with the chosen tokens of each image replaced by the mean of the image's tokens."""
-    embeds = embeds.clone()
-    for image, mask in zip(images, chosen, strict=True):
-        columns = image.columns.to(embeds.device)
-        embeds[0, columns[mask.to(embeds.device)]] = embeds[0, columns].mean(0)
-    return embeds
+def masked_features(inputs: Embedded, images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]) -> Embedded:
+    """Return a prompt's inputs with the chosen tokens of each image replaced by the mean of the image's tokens.
+
+    They are replaced in the embeddings and, where further features enter between layers (k, d), in these.
+    """
+    columns = [image.columns.cpu() for image in images]
+    in_order = torch.cat(columns).sort().values
+
+    def masked(values: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Tensor:
+        values = values.clone()
+        for place, mask in zip(places, chosen, strict=True):
+            hidden, all_of_it = (to_device(part, values.device) for part in (place[mask.cpu()], place))
+            values[hidden] = values[all_of_it].mean(0)
+        return values
+
+    def further(value: Any) -> Any:
+        features = isinstance(value, torch.Tensor) and value.ndim == 2 and len(value) == len(in_order)
+        return masked(value, [torch.searchsorted(in_order, place) for place in columns]) if features else value
+
+    overlay = inputs.overlay
+    if overlay is not None:
+        overlay = replace(overlay, features=tree_map(further, overlay.features))
+    embeds = masked(inputs.embeds[0], columns)[None]
+    return replace(inputs, embeds=embeds, overlay=overlay, extras=tree_map(further, inputs.extras))
 
 
 def mask_of(

@@ -39,7 +39,7 @@ class Spec:
 
     asked: interventions by name. captured: signals to capture beside those that interventions and readouts need.
     state_position: the token of `Signal.PROMPT_STATE`, counted from the prompt's end. forced: tokens that are generated
-    whatever the model predicts. edit: a function applied to the decoder's inputs (1, n, d) before they run. settled: by
+    whatever the model predicts. edit: a function applied to the decoder's inputs before they run. settled: by
     intervention, the values that `InterventionSpec.settled` resolved for it.
     """
 
@@ -52,7 +52,7 @@ class Spec:
     captured: frozenset[Signal] = frozenset()
     state_position: int = -1
     forced: tuple[int, ...] = ()
-    edit: Callable[[torch.Tensor], torch.Tensor] | None = None
+    edit: Callable[[Embedded], Embedded] | None = None
     salt: str = ""
     settled: Mapping[str, Any] = field(default_factory=dict)
 

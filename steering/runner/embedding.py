@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ class Embedder:
             prompt = sequence.prompt
             embedded = self.mllm.embed(prompt.inputs, by_sequence.get(sequence), prompt.rope)
             if sequence.spec.edit is not None:
-                embedded = replace(embedded, embeds=sequence.spec.edit(embedded.embeds))
+                embedded = sequence.spec.edit(embedded)
             sequence.prefill.embedded, sequence.prefill.rope_delta = embedded, embedded.rope_delta
             if embedded.positions.ndim == 3:
                 self.rope_axes = embedded.positions.shape[0]

@@ -247,7 +247,7 @@ GRANITE4_VISION = replace(
         "text_config": text(
             "granite4_vision_text",
             attention_multiplier=0.25,
-            embedding_multiplier=12.0,
+            embedding_multiplier=2.0,
             residual_multiplier=0.22,
             logits_scaling=2.0,
         ),

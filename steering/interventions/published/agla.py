@@ -30,6 +30,7 @@ from steering.decoder.hooks import Hook
 from steering.devices import to_device
 from steering.interventions.contrast import WeightedContrast
 from steering.interventions.generate import Mask, can_mask_pixels, masked_features, masked_pixels
+from steering.model.embedded import Embedded
 from steering.model.images import divide
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
@@ -87,8 +88,8 @@ class LocalView(Mask):
 
     fill: tuple[float, ...] = ()
 
-    def occluded(self, prompt: Prompt) -> tuple[Prompt, Callable[[torch.Tensor], torch.Tensor] | None]:
-        """Return the twin's prompt and, where features are masked, a function that masks its decoder inputs (1, n, d)."""
+    def occluded(self, prompt: Prompt) -> tuple[Prompt, Callable[[Embedded], Embedded] | None]:
+        """Return the twin's prompt and, where features are masked, a function that masks them in its inputs."""
         images = prompt.layout.images
         inputs = masked_pixels(prompt.inputs, images, self.chosen, torch.tensor(self.fill)) if self.pixels else None
         if inputs is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -180,3 +181,31 @@ def occluded(
                 for channel in range(3):
                     picture[channel, y : y + height, x : x + width] = mean[channel]
     return inputs | {"pixel_values": pixels}
+
+
+@contextmanager
+def features_hidden(decoder: torch.nn.Module, columns: list[torch.Tensor], chosen: list[list[int]]) -> Iterator[None]:
+    """Let a plain decoder receive the mean of each image's features in place of the chosen ones.
+
+    columns: of each image's tokens. They enter in the embeddings, or, one row for each of these tokens, between layers.
+    """
+    ends = list(itertools.accumulate(map(len, columns)))
+    rows = [torch.arange(end - len(part), end) for end, part in zip(ends, columns, strict=True)]
+
+    def hidden(values: torch.Tensor, places: list[torch.Tensor]) -> torch.Tensor:
+        values = values.clone()
+        for place, patches in zip(places, chosen, strict=True):
+            values[place[patches]] = values[place].mean(0)
+        return values
+
+    def hide(module: torch.nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        changed = {"inputs_embeds": hidden(given["inputs_embeds"][0], columns)[None]}
+        if further := given.get("deepstack_features"):
+            changed["deepstack_features"] = {layer: hidden(value, rows) for layer, value in further.items()}
+        return args, given | changed
+
+    handle = decoder.register_forward_pre_hook(hide, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

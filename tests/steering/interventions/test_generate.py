@@ -30,7 +30,6 @@ from steering.interventions.generate import (
     can_mask_pixels,
     chosen_patches,
     mask_of,
-    masked_features,
     masked_pixels,
 )
 from steering.prompt.layout import ImageSpan, build_prompt
@@ -39,7 +38,7 @@ from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain
 from tests.steering.inside import sequences
 from tests.steering.interventions.pushes import unit_vector
-from tests.steering.interventions.references import occluded
+from tests.steering.interventions.references import features_hidden, occluded
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -350,12 +349,26 @@ def test_chosen_patches_are_in_the_top_of_both_maps() -> None:
     assert chosen_patches(torch.ones(2), torch.ones(2), 0.99).sum() == 1  # never the whole image
 
 
-def test_masked_features_are_the_mean_of_their_image() -> None:
-    embeds = torch.arange(8.0).view(1, 4, 2)
-    image = ImageSpan(torch.tensor([1, 3]), None)
-    out = masked_features(embeds, [image], [torch.tensor([False, True])])
-    assert out[0].tolist() == [[0, 1], [2, 3], [4, 5], [4, 5]]
-    assert embeds[0, 3].tolist() == [6, 7]
+@pytest.mark.parametrize("family", ["internvl", "granite4_vision"])
+def test_masked_features_are_the_mean_of_their_image(
+    family: str, load_plain: LoadPlain, load_mllm: LoadMLLM, make_engine: Any
+) -> None:
+    """Beside plain transformers whose decoder is given such features: in its embeddings, or in front of several layers."""
+    chat, plain = families.example_messages(family, 2), load_plain(family)
+    columns = [image.columns for image in build_prompt(load_mllm(family), chat).layout.images]
+    request = Request(chat, Sampling(max_tokens=3, ignore_eos=True, logprobs=3), [Generate(weight=1.0, refresh=0)])
+    choice = make_engine(family).generate([request])[0].choices[0]
+    report = choice.applied["sage"]["generate"]
+    assert report["masking"] == "features"
+    for step, got in enumerate(choice.logprobs):
+        inputs, tokens = plain.inputs(chat), list(choice.token_ids)[:step]
+        full = uncached(plain.model, inputs, tokens).logits[0, -1].float()
+        with features_hidden(plain.model.get_decoder(), columns, report["masked"]):
+            less = uncached(plain.model, inputs, tokens).logits[0, -1].float()
+        assert float((full - less).abs().max()) > 0.01, "what is hidden counts"
+        row = (full + torch.clamp(full - less, min=0)).log_softmax(-1)
+        for token in (got, *got.top):
+            assert token.logprob == pytest.approx(float(row[token.token_id]), abs=2e-4)
 
 
 def test_tiles_have_no_pixels_of_their_own() -> None:
