@@ -48,7 +48,7 @@ def name_as_published(folder: Path) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
     named = {
-        re.sub(r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name): tensor
+        re.sub(r"^((?:model\.)?vision_tower)\.(?!vision_model\.)", r"\1.vision_model.", name): tensor
         for name, tensor in tensors.items()
     }
     save_file(named, file, metadata={"format": "pt"})
