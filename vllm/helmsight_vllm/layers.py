@@ -65,10 +65,11 @@ def decoder_layers(registry: dict[str, Any], model: nn.Module) -> tuple[list[nn.
 
     Layers with linear attention or a convolution stand in the same list of modules as those that attend.
     """
+    paths = {module: path for path, module in model.named_modules()}  # the registry's own are others in some models
     attentions, lists = dict[int, Attention](), dict[str, nn.Module]()
-    for prefix, module in registry.items():
+    for module in registry.values():
         if isinstance(module, Attention) and str(getattr(module.attn_type, "value", module.attn_type)) == "decoder":
-            parts = prefix.split(".")
+            parts = paths[module].split(".")
             at = next(place for place, part in enumerate(parts) if part.isdigit())
             attentions[int(parts[at])] = module
             path = ".".join(parts[:at])

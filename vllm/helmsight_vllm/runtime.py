@@ -40,6 +40,7 @@ class Runtime:
         if len(layers) != self._layers:
             raise ValueError(f"helmsight-vllm finds {len(layers)} decoder layers of {self._layers} in this model.")
         self._attending = len(attentions)
+        self.recurrent = self._attending < len(layers)
         self.splits = all(splits(type(layer)) for layer in layers)
         for number, layer in enumerate(layers):
             extend(layer, number, self.table.rows[number], self._rows)

@@ -75,9 +75,14 @@ class Worker(PlatformWorker):
         return {**self.helmsight.steps, **layers, **self.helmsight.held()}
 
     def helmsight_facts(self) -> dict[str, Any]:
-        """Return what this worker can do, and the number of its groups of layers with cache blocks of their own."""
+        """Return what this worker can do, and the number of its groups of layers with cache blocks of their own.
+
+        No pairs are in models with recurrent states, which a held token's second computation would change once more; and no
+        Think where a layer's last update is not to be had.
+        """
         attention = ["attention"] if self.helmsight.reads_attention else []
-        pairs = ["pairs", "vcd", *(["generate"] if attention else [])] if self.pairs else []
+        paired = self.pairs and not self.helmsight.recurrent
+        pairs = ["pairs", "vcd", *(["generate"] if attention else [])] if paired else []
         think = ["think"] if self.helmsight.splits else []
         can = ["steer", "states", "stream", *attention, *pairs, *think]
         return {"can": can, "groups": max(1, len(self.model_runner.kv_cache_config.kv_cache_groups))}
