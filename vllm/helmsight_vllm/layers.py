@@ -69,8 +69,13 @@ def decoder_layers(registry: dict[str, Any], model: nn.Module) -> tuple[list[nn.
     attentions, lists = dict[int, Attention](), dict[str, nn.Module]()
     for module in registry.values():
         if isinstance(module, Attention) and str(getattr(module.attn_type, "value", module.attn_type)) == "decoder":
-            parts = paths[module].split(".")
-            at = next(place for place, part in enumerate(parts) if part.isdigit())
+            parts = paths.get(module, "").split(".")
+            at = next((place for place, part in enumerate(parts) if part.isdigit()), 0)
+            if not at:
+                raise ValueError(
+                    f"helmsight-vllm cannot steer {type(model).__name__}: no decoder layer holds its attention, as where "
+                    "vLLM runs transformers' own code for a model."
+                )
             attentions[int(parts[at])] = module
             path = ".".join(parts[:at])
             lists[path] = model.get_submodule(path)

@@ -52,7 +52,10 @@ FAMILIES = {
         cannot=RECURRENT,
     ),
     "lfm2_vl": Small(
-        TWO_HEADS | {"conv_dim": 64, "block_dim": 64}, {"vision_use_head": False}, cannot=RECURRENT
+        # vLLM's rotary kernel for CPUs rotates only the first head of this model's queries.
+        {"num_attention_heads": 1, "num_key_value_heads": 1, "conv_dim": 64, "block_dim": 64, "tie_word_embeddings": True},
+        {"vision_use_head": False},
+        cannot=RECURRENT,
     ),
     "gemma4": Small({"head_dim": 32, "global_head_dim": 64}, {"default_output_length": 70}, cannot=frozenset({"think"})),
     "internvl": Small(TWO_HEADS),
@@ -63,6 +66,7 @@ def made(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a family's small checkpoint, named as published ones are."""
     small, known = FAMILIES[family], building.ALL[family]
     config = known.config | {"vision_config": known.config["vision_config"] | small.vision}
+    config["tie_word_embeddings"] = small.text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
     monkeypatch.setitem(building.ALL, family, replace(known, config=config))
     build(family, folder, text=small.text)
     if family == "lfm2_vl":
