@@ -73,8 +73,7 @@ def decoder_layers(registry: dict[str, Any], model: nn.Module) -> tuple[list[nn.
             at = next((place for place, part in enumerate(parts) if part.isdigit()), 0)
             if not at:
                 raise ValueError(
-                    f"helmsight-vllm cannot steer {type(model).__name__}: no decoder layer holds its attention, as where "
-                    "vLLM runs transformers' own code for a model."
+                    f"helmsight-vllm cannot steer {type(model).__name__}: its attention is in no decoder layer."
                 )
             attentions[int(parts[at])] = module
             path = ".".join(parts[:at])
@@ -101,17 +100,22 @@ def extend(layer: nn.Module, number: int, table: torch.Tensor, rows: torch.Tenso
             if not torch.compiler.is_compiling():
                 eager_calls["layers"] += 1
             before = None if stream is None else _argument(args, kwargs, stream)
-            torch.ops.helmsight.enter(_argument(args, kwargs, update), before, number)
+            torch.ops.helmsight.enter(_tokens(_argument(args, kwargs, update)), before, number)
             output = super().forward(*args, **kwargs)
             first, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, ())
-            torch.ops.helmsight.leave(first, None if stream is None else rest[0], number)
-            first = first + self.helmsight_table.index_select(0, self.helmsight_rows[: first.shape[0]])
+            torch.ops.helmsight.leave(_tokens(first), None if stream is None else rest[0], number)
+            first = first + self.helmsight_table.index_select(0, self.helmsight_rows[: first.shape[-2]])
             return (first, *rest) if isinstance(output, tuple) else first
 
     Extended.__name__, Extended.__qualname__ = plain.__name__, plain.__qualname__
     layer.__class__ = Extended
     layer.register_buffer("helmsight_table", table, persistent=False)
     layer.register_buffer("helmsight_rows", rows, persistent=False)
+
+
+def _tokens(states: torch.Tensor) -> torch.Tensor:
+    """Return states as (tokens, d); layers of transformers, which vLLM runs for some models, have a batch of 1 around."""
+    return states.flatten(0, 1) if states.dim() > 2 else states
 
 
 def splits(layer: type[nn.Module]) -> bool:

@@ -71,7 +71,7 @@ def test_layers_that_do_not_attend_are_layers_too() -> None:
 
 def test_models_without_one_list_of_layers_are_refused() -> None:
     model = model_of(True)
-    with pytest.raises(ValueError, match="transformers' own code"):
+    with pytest.raises(ValueError, match="in no decoder layer"):
         decoder_layers({"0.attn": attention()}, model)
     with pytest.raises(ValueError, match="none"):
         decoder_layers({}, model)
@@ -116,8 +116,8 @@ class Observer:
         self.after.append(update.clone() if stream is None else update + stream)
 
 
-@pytest.mark.parametrize("kind", [Splitting, Whole, Alone])
-def test_the_stream_is_seen_and_steered_in_each_form(kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize(("kind", "batched"), [(Splitting, False), (Whole, False), (Alone, False), (Alone, True)])
+def test_the_stream_is_seen_and_steered_in_each_form(kind: type[nn.Module], batched: bool) -> None:
     """Each of these layers triples the stream, to which the table's row of a token is added behind it."""
     hidden, table = torch.arange(6.0).view(2, 3), torch.stack([torch.zeros(3), torch.ones(3)])
     layers = [kind(), kind()]
@@ -125,6 +125,7 @@ def test_the_stream_is_seen_and_steered_in_each_form(kind: type[nn.Module]) -> N
         extend(layer, number, table, torch.tensor([0, 1, 0, 0]))
     observe(observer := Observer())
     stream: torch.Tensor | None = None
+    hidden = hidden[None] if batched else hidden
     for layer in layers:
         output = layer(None, hidden, stream) if kind is not Alone else layer(None, hidden)
         hidden, stream = output if isinstance(output, tuple) else (output, None)

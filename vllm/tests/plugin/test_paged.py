@@ -161,7 +161,7 @@ def test_a_step_waits_for_nothing_and_has_no_loop_over_tokens() -> None:
                 reader.begin(spans, SPANS)
                 for number, layer in batch.layers.items():
                     with Operations() as seen:
-                        reader._read(number, Pass(layer.impl, layer, queries[number], layer.kv_cache, meta))
+                        reader._read(number, number, Pass(layer.impl, layer, queries[number], layer.kv_cache, meta))
                     assert not {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"} & {
                         *seen.names
                     }
@@ -278,7 +278,7 @@ def test_sums_are_those_of_the_triton_kernel(kernels: ModuleType, changes: dict[
             assert torch.equal(before[..., : case.width], layer.kv_cache[..., : case.width])  # as `Batch` wrote them
             impl.forward(layer, query, None, None, layer.kv_cache, meta, output)
             kept.append(output.mean(1)[:, :SPANS])
-            reader._read(number, Pass(layer.impl, layer, query, layer.kv_cache, meta))
+            reader._read(number, number, Pass(layer.impl, layer, query, layer.kv_cache, meta))
         looked = [
             span.first + at - span.start for span in spans for begin, end in span.looked for at in range(begin, end)
         ]
