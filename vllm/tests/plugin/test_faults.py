@@ -120,6 +120,10 @@ def tokens_of(lines: Lines) -> list[int]:
     return [token for line in lines for token in line.get("tokens", ())]
 
 
+def logprobs_of(lines: Lines) -> list[float]:
+    return [logprob for line in lines for logprob in line.get("logprobs", ())]
+
+
 def assert_same(found: Lines, expected: Lines) -> None:
     """Assert that answers have the same tokens, and measurements within rounding."""
     assert tokens_of(found) == tokens_of(expected)
@@ -251,7 +255,7 @@ def test_keys_of_an_answer_that_was_not_steered_are_not_used(
 ) -> None:
     """A faulty steered answer leaves plain keys behind; one that has taken them in the same step ends, too."""
     prompt, other = (text_of(LENGTH, first) | {"classes": [[0, LENGTH]]} for first in (20, 60))
-    asked: dict[str, Any] = {"sampling": SAMPLING, "steering": steering()}
+    asked: dict[str, Any] = {"sampling": {**SAMPLING, "logprobs": 0}, "steering": steering()}
     faulty = {"prompt": prompt, "state_position": -2, **asked}
     pair = {"prompt": other, "twin": {"rule": {"weight": 1.0}, "prompt": prompt}, **asked}
     engine.inner.reset_prefix_cache()
@@ -263,7 +267,9 @@ def test_keys_of_an_answer_that_was_not_steered_are_not_used(
     assert "injected" in found["faulty"][-1]["error"]["message"]
     if together:
         assert "error" in found["pair"][-1]
-    assert_same(engine.answer({"pair": pair})["pair"], expected)
+    again = engine.answer({"pair": pair})["pair"]
+    assert_same(again, expected)
+    assert logprobs_of(again) == pytest.approx(logprobs_of(expected), abs=1e-4)
 
 
 class Failing:
