@@ -198,10 +198,10 @@ class Runtime:
             inverse = self.faults.computed(
                 chosen, lambda where, _: 1 / _stream(update, stream, chosen.rows[where]).norm(dim=-1)
             )
-            for answer, begin, end, start in chosen.parts if inverse is not None else ():
+            for (answer, _, _, start), own in _divided(inverse, chosen):
                 with self.faults.of(answer):
-                    classes = torch.from_numpy(answer.plan.classes[start : start + end - begin])
-                    answer.inverse[layer].index_add_(0, classes, inverse[begin:end].cpu())
+                    classes = torch.from_numpy(answer.plan.classes[start : start + len(own)])
+                    answer.inverse[layer].index_add_(0, classes, own.cpu())
         if (read := self._states) is not None:
 
             def states(where: slice, _: object) -> torch.Tensor:
@@ -229,10 +229,9 @@ class Runtime:
             update[rows] = (ffn * torch.where(over, gammas, 1.0)[:, None]).to(update.dtype)
             return measured
 
-        measured = self.faults.computed(think, damped)
-        for answer, begin, end, start in think.parts if measured is not None else ():
+        for (answer, _, _, start), own in _divided(self.faults.computed(think, damped), think):
             with self.faults.of(answer):
-                answer.add_thoughts(layer, start, measured[begin:end])
+                answer.add_thoughts(layer, start, own)
 
     # -- what a step needs ---------------------------------------------------------------------------------------------
 
@@ -246,9 +245,9 @@ class Runtime:
                     if name in self.faults.errors:
                         raise RuntimeError(self.faults.errors[name])  # the other side of a pair
                     plan = Plan.of(state.sampling_params.extra_args)
-                    self.answers[request] = plan and Answer(
-                        plan, self.table, self._layers, self._width, self._attending
-                    )
+                    if plan is not None:
+                        answer = Answer(plan, self.table, self._layers, self._width, self._attending)
+                        self.answers[request] = answer
                 except Exception as error:
                     self.faults.fail(name, error)
         return self.answers[request]
@@ -323,6 +322,11 @@ def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
     """Return KL(softmax(mha) || softmax(ffn)) over the components of updates (..., d), in nats (SAGE, Think)."""
     p, q = mha.log_softmax(-1), ffn.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1)
+
+
+def _divided(values: torch.Tensor | None, chosen: Chosen) -> Iterable[tuple[Part, torch.Tensor]]:
+    """Return chosen tokens' values by part; nothing where there are none."""
+    return () if values is None else [(part, values[part.begin : part.end]) for part in chosen.parts]
 
 
 def _stream(update: torch.Tensor, stream: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
