@@ -69,7 +69,8 @@ class Reference:
         """Return the inputs of a prompt, and its ids with each picture as one token."""
         content = [*([{"type": "image"}] if picture else []), {"type": "text", "text": question}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        inputs = self.processor(text=[text], images=[picture] if picture else None, return_tensors="pt")
+        pictures = [picture] if picture else None
+        inputs = self.processor(text=[text], images=pictures, return_tensors="pt", add_special_tokens=False)
         return dict(inputs), self.processor.tokenizer(text, add_special_tokens=False).input_ids
 
     @torch.inference_mode()

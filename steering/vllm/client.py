@@ -28,7 +28,7 @@ from steering.protocol.sequence import Pair, PendingOutput, QueuePlace, Sequence
 from steering.runner.sampler import answer_seed
 from steering.vllm.answer import RemoteAnswer
 from steering.vllm.bodies import Bodies
-from steering.vllm.servers import EVERY, AnswerFailed, Server, ServerLost, Servers, error_of
+from steering.vllm.servers import EVERY, RESTART, AnswerFailed, Server, ServerLost, Servers, error_of
 from steering.vllm.supported import Supported
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 THREADS = 4096
 """Most threads that read streams; as many exist as answers ran at once."""
 GONE = 30.0
-"""Seconds after which the answers of a server that does not answer are given up."""
+"""Seconds after which the answers of a server that says nothing any more are given up."""
+GRACE = RESTART
+"""Seconds that answers wait in the queue where no server is well: one that is back by then was busy, or its network was."""
 _UNBOUNDED = 2**62
 
 
@@ -210,7 +212,7 @@ class VllmClient(Client):
 
     def _dispatch(self) -> None:
         """Send waiting answers to servers that have room; called with the lock held."""
-        if self._closed.is_set():
+        if self._closed.is_set() or (not self.servers.well and self.servers.seconds_gone < GRACE):
             return
         for sequence in self._scheduler.next_prefill(lambda divisible: True):
             self._scheduler.prefilled(sequence)
@@ -249,6 +251,7 @@ class VllmClient(Client):
         with server.answer(self._bodies.path, answer.body.written(answer.sequence)) as stream:
             answer.begin(stream)
             for message in stream:
+                server.heard_at = time.monotonic()
                 if (failure := message.get("error")) is not None:
                     raise error_of(failure)
                 now = time.monotonic()
@@ -316,7 +319,7 @@ class VllmClient(Client):
     # -- servers that come and go --------------------------------------------------------------------------------------
 
     def _set_slots(self) -> None:
-        """Let as many answers run as the servers that are well take; where none is, those that wait go on to fail."""
+        """Let as many answers run as servers that are well take; where none is for long, those that wait go on to fail."""
         slots = min(self.limits.slots, self.servers.slots)
         self._scheduler.slots = slots or self.limits.slots
 
@@ -332,11 +335,12 @@ class VllmClient(Client):
                 refused = str(error)
             if changed:
                 log.info("the vLLM server %s is %s", server.url, "well" if server.well else "not well")
+            if changed or not server.well:  # what waits for it goes on to fail after a while
                 with self._lock:
                     self._set_slots()
                     self._dispatch()
             gone = math.inf if server.well else min(gone, time.monotonic())
-            if time.monotonic() - gone > GONE:
+            if time.monotonic() - max(gone, server.heard_at) > GONE:
                 self._give_up(server)
 
     def _give_up(self, server: Server) -> None:

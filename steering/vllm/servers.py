@@ -30,6 +30,8 @@ PATIENCE = 3.0
 """Seconds for a server to answer a look, and to take a connection."""
 STRIKES = 2
 """Looks in a row that a server may miss: a busy machine answers late now and then."""
+HEARD = 3.0
+"""Seconds for which a message of a stream proves that its server is there, however late that answers a look."""
 PAROLE = 30.0
 """Seconds before a server whose answers were wrong is looked at again."""
 RESTART = 10.0
@@ -79,7 +81,8 @@ class Server:
     """One vLLM server.
 
     `running` counts the rows of the answers that it works on; `well` is True while it answers, `lost_at` the time on the
-    monotonic clock when it last ceased to. `vet` compares the answers of a server before it is used, also where it comes
+    monotonic clock when it last ceased to, and `heard_at` that of the last message of one of its streams. `vet`
+    compares the answers of a server before it is used, also where it comes
     back, as it may be another one; it raises UnsupportedModel.
     """
 
@@ -91,7 +94,7 @@ class Server:
         self.well = False
         self.vet: Callable[[Server], None] = lambda server: None
         self._vetted = False
-        self.lost_at = self._refused_until = 0.0
+        self.lost_at = self.heard_at = self._refused_until = 0.0
         self._missed = 0
         self._losing = threading.Lock()
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
@@ -144,8 +147,8 @@ class Server:
 
         Raises UnsupportedModel where it answers, but lacks the plugin or serves another model than `expected`.
         """
-        before = self.well
-        if time.monotonic() < self._refused_until:
+        before, began = self.well, time.monotonic()
+        if began < self._refused_until:
             return False
         try:
             self.get(HEALTH)
@@ -155,7 +158,7 @@ class Server:
                     raise UnsupportedModel(f"{self.url} serves {other}.")
                 self._vet()
         except ServerLost as error:
-            self._missed += 1
+            self._missed = 0 if self.well and self.heard_at > began - HEARD else self._missed + 1
             if self._missed >= STRIKES:
                 self.lose(error)
         else:

@@ -20,16 +20,16 @@ class Answer:
     """An answer from its first step on.
 
     `counted`: positions below were measured. A preempted answer is computed again from its beginning, and a held token once
-    more; neither is measured twice.
+    more; neither is measured twice. `failed`: the plugin has, and the answer is no longer steered nor read.
     """
 
-    def __init__(self, plan: Plan, table: AdditionTable, layers: int, width: int):
+    def __init__(self, plan: Plan, table: AdditionTable, layers: int, width: int, attending: int | None = None):
         self.plan = plan
         self.counted = 0
-        self.fetched = False
+        self.fetched = self.failed = False
         self._table = table
         self._rows = np.array(table.take_all(plan.additions), np.int64)
-        self._layers = layers
+        self._attending = layers if attending is None else attending
         self.steers = bool(self._rows.any())
         self.sums: dict[str, torch.Tensor] = {}
         self._decoded: list[tuple[int, torch.Tensor]] = []
@@ -48,11 +48,16 @@ class Answer:
         self.image_states: torch.Tensor | None = None  # (patches of all pictures, d), normalised, after the last layer
         if plan.attention is not None:
             self._members = {name: _member(ranges, plan.length) for name, ranges in plan.attention.rows.items()}
-            shape = (layers, plan.attention.count)
+            shape = (self._attending, plan.attention.count)
             self.sums = {name: torch.zeros(shape) for name in (*self._members, "last")}
             self._looked = np.logical_or.reduce(
                 [*self._members.values(), _member([(plan.length - 1, plan.length)], plan.length)]
             )
+
+    @property
+    def name(self) -> str:
+        """The name by which it fails."""
+        return self.plan.name
 
     def release(self) -> None:
         """Give the rows of the table back, and what is on a device."""
@@ -182,7 +187,7 @@ class Answer:
     def _sums(self, attention: Attention, fed: int) -> dict[str, torch.Tensor]:
         end = self.plan.length + fed
         rows = [sums for position, sums in self._decoded if position < end]
-        steps = torch.stack(rows) if rows else torch.zeros(0, self._layers, attention.count)
+        steps = torch.stack(rows) if rows else torch.zeros(0, self._attending, attention.count)
         sums = {**self.sums, "generated": steps.sum(0)}
         return {**sums, "steps": steps} if attention.steps else sums
 

@@ -251,7 +251,7 @@ class Answers:
                     yield _line(line)
             reason = None if output is None else output.outputs[0].finish_reason
             if reason not in ENDED:
-                raise RuntimeError(f"The answer ended by {reason}.")
+                raise RuntimeError(await self._fault(side.number) or f"The answer ended by {reason}.")
             taken = await self._taken(side.number, prepared.forced + count - 1 if body.fed is None else body.fed)
             if scores is not None:
                 taken["prompt_logprobs"] = {name: array_of(values) for name, values in scores.items()}
@@ -265,6 +265,11 @@ class Answers:
         except (GeneratorExit, asyncio.CancelledError):  # the client has left
             self._discard(side.number)
             raise
+
+    async def _fault(self, number: str) -> str | None:
+        """Return the error by which an answer has failed on a worker; None where it has not."""
+        errors = await self.engine.collective_rpc("helmsight_fault", args=(number,))
+        return next((f"The plugin failed: {error}" for error in errors if error), None)
 
     def _discard(self, number: str) -> None:
         """Let the workers forget what they have measured of an answer that nobody reads."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from helmsight_vllm import kernel, paged
+from helmsight_vllm.faults import Faults
 from helmsight_vllm.looks import Look, MapLook, Method, Pass, Span, looks_of
+
+log = logging.getLogger(__name__)
 
 
 def method_of(layers: Mapping[int, Any], config: Any, device: torch.device) -> Method | None:
@@ -32,20 +37,27 @@ def method_of(layers: Mapping[int, Any], config: Any, device: torch.device) -> M
 class AttentionReader:
     """Reads attention behind the own work of each layer's backend. `maps`: the rows whose maps are read in a pass."""
 
-    def __init__(self, layers: Mapping[int, Any], method: Method):
+    def __init__(self, layers: Mapping[int, Any], method: Method, faults: Faults):
         self.maps: Sequence[MapLook] = []
         self.method = method
+        self._faults = faults
+        self._spans: Sequence[Span] = []
         self._looks: list[Look] = []
-        self._sums: torch.Tensor | None = None  # (layers, looked rows, labels), of the pass
-        for number, attention in layers.items():
-            self._extend(attention.impl, number)
+        self._width = 0
+        self._sums: torch.Tensor | None = None  # (attending layers, looked rows, labels), of the pass
+        self._apart = False
+        self._layers = len(layers)
+        for place, (number, attention) in enumerate(layers.items()):
+            self._extend(attention.impl, number, place)
 
-    def begin(self, spans: Sequence[Span], layers: int, width: int) -> None:
+    def begin(self, spans: Sequence[Span], width: int) -> None:
         """Read what `spans` look at in the next pass, with labels below `width`."""
-        self._looks = looks_of(spans)
-        self.method.begin(spans, self._looks, width)
+        self._spans, self._looks, self._width = spans, looks_of(spans), width
         rows = sum(look.stop - look.start for look in self._looks)
-        self._sums = torch.zeros(layers, rows, width, device=self.method.device)
+        self._sums = torch.zeros(self._layers, rows, width, device=self.method.device)
+        self._apart = False
+        with self._together():
+            self.method.begin(spans, self._looks, width)
 
     def end(self) -> None:
         """Give each answer what was read of it."""
@@ -53,9 +65,10 @@ class AttentionReader:
         if sums is not None and self._looks:
             parts = sums.cpu().split([look.stop - look.start for look in self._looks], 1)
             for look, part in zip(self._looks, parts, strict=True):
-                look.answer.add_attention(look.start, look.stop, part)
+                with self._faults.of(look.answer):
+                    look.answer.add_attention(look.start, look.stop, part)
 
-    def _extend(self, impl: Any, number: int) -> None:
+    def _extend(self, impl: Any, number: int, place: int) -> None:
         """Replace an implementation's class by one that reads behind its own work."""
         plain, reader = type(impl), self
 
@@ -66,15 +79,41 @@ class AttentionReader:
             ) -> Any:  # fmt: skip
                 out = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
                 if attn_metadata is not None:
-                    reader._read(number, Pass(self, layer, query, kv_cache, attn_metadata))
+                    reader._read(number, place, Pass(self, layer, query, kv_cache, attn_metadata))
                 return out
 
         Read.__name__ = plain.__name__
         impl.__class__ = Read
 
-    def _read(self, number: int, of: Pass) -> None:
+    def _read(self, number: int, place: int, of: Pass) -> None:
+        """Read a layer, which is the one at `place` among those that attend."""
         if self._sums is not None:
-            self.method.sum_into(self._sums[number], of)
+            if not self._apart:
+                with self._together():
+                    self.method.sum_into(self._sums[place], of)
+            if self._apart:
+                self._read_apart(self._sums[place], of)
         for look in self.maps:
-            if number in look.layers:
-                look.sums += self.method.map(look, of)
+            if number in look.layers and not look.answer.failed:
+                with self._faults.of(look.answer):
+                    look.sums += self.method.map(look, of)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Contain what is raised of all answers: in this layer and the pass's next ones, each is read alone."""
+        try:
+            yield
+        except Exception:
+            log.warning("the attention of several answers is read for each alone", exc_info=True)
+            self._apart = True
+
+    def _read_apart(self, sums: torch.Tensor, of: Pass) -> None:
+        """Read the attention of each answer alone: those fail whose reading raises."""
+        row = 0
+        for span in self._spans:
+            looks = looks_of([span])
+            first, row = row, row + sum(look.stop - look.start for look in looks)
+            if not span.answer.failed:
+                with self._faults.of(span.answer):
+                    self.method.begin([span], looks, self._width)
+                    self.method.sum_into(sums[first:row], of)

@@ -1,8 +1,8 @@
 """Attention by a second call of the backend's own kernel, over values of our own: that of CPUs.
 
 The kernel runs on the chosen rows, over the layer's keys and a value cache that holds, for each token, the one-hot vector of
-its label. Its output is then the sum of each label's weights, by head. One such cache of values serves all layers, because
-labels are the same in each. Windows, soft caps and sinks are the kernel's.
+its label. Its output is then the sum of each label's weights, by head. One such cache of values serves all layers of a form,
+because labels are the same in each. Windows, soft caps and sinks are the kernel's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from helmsight_vllm.looks import Look, MapLook, Pass, Span
 from vllm import _custom_ops as ops
 from vllm import envs
 
+Kept = dict[tuple[torch.Size, torch.dtype], torch.Tensor]
+"""Values of our own by the form of the caches that they fit."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -35,8 +37,8 @@ class KernelMethod:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self._values: torch.Tensor | None = None
-        self._mapped: torch.Tensor | None = None
+        self._values: Kept = {}
+        self._mapped: Kept = {}
 
     def plain(self) -> bool:
         return True
@@ -60,8 +62,7 @@ class KernelMethod:
 
     def map(self, look: MapLook, of: Pass) -> torch.Tensor:
         cache, width = of.cache, of.impl.head_size
-        self._mapped = _like(self._mapped, cache)
-        keys, values = halves(self._mapped)
+        keys, values = halves(_like(cache, self._mapped))
         blocks = of.meta.block_table[look.place : look.place + 1].contiguous()
         positions = torch.arange(look.length)
         slots = blocks[0, positions // cache.shape[2]].long() * cache.shape[2] + positions % cache.shape[2]
@@ -95,8 +96,7 @@ class KernelMethod:
     def _prepared(self, of: Pass) -> dict[str, Any]:
         """Write the one-hot values of the step's tokens, and return the arguments of the second calls."""
         cache, meta = of.cache, of.meta
-        self._values = _like(self._values, cache)
-        keys, values = halves(self._values)
+        keys, values = halves(_like(cache, self._values))
         one_hot = torch.zeros(len(self._labels), cache.shape[1], of.impl.head_size, dtype=cache.dtype)
         known = (self._labels >= 0).nonzero()[:, 0]
         one_hot[known, :, self._labels[known]] = 1.0
@@ -122,10 +122,12 @@ def halves(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values
 
 
-def _like(values: torch.Tensor | None, cache: torch.Tensor) -> torch.Tensor:
-    """Return the values of before where they fit a layer's cache, else zeros that do."""
-    fits = values is not None and values.shape == cache.shape and values.dtype == cache.dtype
-    return values if fits and values is not None else torch.zeros_like(cache)
+def _like(cache: torch.Tensor, kept: Kept) -> torch.Tensor:
+    """Return the kept values that fit a layer's cache, at first zeros; layers with wider heads have their own."""
+    form = cache.shape, cache.dtype
+    if form not in kept:
+        kept[form] = torch.zeros_like(cache)
+    return kept[form]
 
 
 def _scheduled(of: Pass, starts: torch.Tensor, lengths: torch.Tensor) -> Any:

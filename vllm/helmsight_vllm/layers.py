@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from typing import Any, Protocol
 
 import torch
@@ -58,15 +60,30 @@ def _define() -> torch.library.Library:
 _LIBRARY = _define()
 
 
-def decoder_layers(registry: dict[str, Any], model: nn.Module) -> dict[int, tuple[nn.Module, Attention]]:
-    """Return the decoder layers of this rank by their number, with their attention, from vLLM's registry of layers."""
-    layers = {}
-    for prefix, module in registry.items():
+def decoder_layers(registry: dict[str, Any], model: nn.Module) -> tuple[list[nn.Module], dict[int, Attention]]:
+    """Return a model's decoder layers, and by number the attention of those that attend, from vLLM's registry of layers.
+
+    Layers with linear attention or a convolution stand in the same list of modules as those that attend.
+    """
+    paths = {module: path for path, module in model.named_modules()}  # the registry's own are others in some models
+    attentions, lists = dict[int, Attention](), dict[str, nn.Module]()
+    for module in registry.values():
         if isinstance(module, Attention) and str(getattr(module.attn_type, "value", module.attn_type)) == "decoder":
-            parts = prefix.split(".")
-            at = next(place for place, part in enumerate(parts) if part.isdigit())
-            layers[int(parts[at])] = model.get_submodule(".".join(parts[: at + 1])), module
-    return dict(sorted(layers.items()))
+            parts = paths.get(module, "").split(".")
+            at = next((place for place, part in enumerate(parts) if part.isdigit()), 0)
+            if not at:
+                raise ValueError(
+                    f"helmsight-vllm cannot steer {type(model).__name__}: its attention is in no decoder layer."
+                )
+            attentions[int(parts[at])] = module
+            path = ".".join(parts[:at])
+            lists[path] = model.get_submodule(path)
+    if len(lists) != 1:
+        raise ValueError(
+            f"helmsight-vllm finds no one list of decoder layers in this model, but {sorted(lists) or 'none'}."
+        )
+    (layers,) = lists.values()
+    return [*layers.children()], dict(sorted(attentions.items()))
 
 
 def extend(layer: nn.Module, number: int, table: torch.Tensor, rows: torch.Tensor) -> None:
@@ -82,11 +99,12 @@ def extend(layer: nn.Module, number: int, table: torch.Tensor, rows: torch.Tenso
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
                 eager_calls["layers"] += 1
-            torch.ops.helmsight.enter(_argument(args, kwargs, update), _argument(args, kwargs, stream), number)
+            before = None if stream is None else _argument(args, kwargs, stream)
+            torch.ops.helmsight.enter(_tokens(_argument(args, kwargs, update)), before, number)
             output = super().forward(*args, **kwargs)
             first, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, ())
-            torch.ops.helmsight.leave(first, rest[0] if rest else None, number)
-            first = first + self.helmsight_table.index_select(0, self.helmsight_rows[: first.shape[0]])
+            torch.ops.helmsight.leave(_tokens(first), None if stream is None else rest[0], number)
+            first = first + self.helmsight_table.index_select(0, self.helmsight_rows[: first.shape[-2]])
             return (first, *rest) if isinstance(output, tuple) else first
 
     Extended.__name__, Extended.__qualname__ = plain.__name__, plain.__qualname__
@@ -95,14 +113,40 @@ def extend(layer: nn.Module, number: int, table: torch.Tensor, rows: torch.Tenso
     layer.register_buffer("helmsight_rows", rows, persistent=False)
 
 
-def _arguments(layer: type[nn.Module]) -> tuple[tuple[int, str], tuple[int, str]]:
-    """Return places and names of a layer's two inputs; raise ValueError for a layer of another form."""
+def _tokens(states: torch.Tensor) -> torch.Tensor:
+    """Return states as (tokens, d); layers of transformers, which vLLM runs for some models, have a batch of 1 around."""
+    return states.flatten(0, 1) if states.dim() > 2 else states
+
+
+def splits(layer: type[nn.Module]) -> bool:
+    """Return True for a layer that gives its last update and the stream before it, and False for one that gives their sum.
+
+    Layers of both kinds take a `residual`; those that give the sum replace it by their input before they read it.
+    """
+    forward = inspect.unwrap(layer.forward)
+    if "residual" not in inspect.signature(forward).parameters:
+        return False
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(forward))).body
+    first = next(statement for statement in function.body if _names(statement, "residual"))  # type: ignore[attr-defined]
+    return not isinstance(first, ast.Assign) or not any(_names(target, "residual") for target in first.targets)
+
+
+def _names(tree: ast.AST, name: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+
+
+def _arguments(layer: type[nn.Module]) -> tuple[tuple[int, str], tuple[int, str] | None]:
+    """Return places and names of a layer's two inputs, the second of which is None where it takes the whole stream.
+
+    Raises ValueError for a layer of another form.
+    """
     names = list(inspect.signature(layer.forward).parameters)[1:]
-    if "hidden_states" not in names or "residual" not in names:
+    if "hidden_states" not in names:
         raise ValueError(
             f"{layer.__name__} is no decoder layer of vLLM's usual form: its inputs are {', '.join(names)}."
         )
-    return tuple((names.index(name), name) for name in ("hidden_states", "residual"))  # type: ignore[return-value]
+    update = names.index("hidden_states"), "hidden_states"
+    return update, (names.index("residual"), "residual") if splits(layer) else None
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], argument: tuple[int, str]) -> Any:

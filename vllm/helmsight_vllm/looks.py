@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from helmsight_vllm.faults import Failing
 from helmsight_vllm.plan import Ints
 
 
-class Labelled(Protocol):
+class Labelled(Failing, Protocol):
     """An answer whose prompt's tokens have labels, by which attention is summed."""
 
     def labels_at(self, start: int, stop: int) -> Ints:
@@ -69,6 +70,7 @@ class MapLook:
     (patches,), over layers, of the mean over this rank's heads.
     """
 
+    answer: Failing
     place: int
     row: int
     length: int

@@ -67,12 +67,13 @@ def contrast_in(runner: Any, runtime: Runtime) -> None:
             runtime.make_masks(logits)
         matched, held = match(runner, runtime)
         for leader, twin, answer in matched:
-            rule: Any = answer.plan.rule
-            full = logits[leader].float()
-            mixed = contrasted(full, logits[twin].float(), rule["weight"], rule["relu"], rule["plausible"])
-            tokens = len(runner.requests[runner.input_batch.req_ids[leader]].output_token_ids)
-            answer.changes.append((tokens, mixed.argmax() != full.argmax()))
-            logits[leader] = mixed.to(logits.dtype)
+            with runtime.faults.of(answer):
+                rule: Any = answer.plan.rule
+                full = logits[leader].float()
+                mixed = contrasted(full, logits[twin].float(), rule["weight"], rule["relu"], rule["plausible"])
+                tokens = len(runner.requests[runner.input_batch.req_ids[leader]].output_token_ids)
+                answer.changes.append((tokens, mixed.argmax() != full.argmax()))
+                logits[leader] = mixed.to(logits.dtype)
         for place in held:
             runner.discard_request_mask.np[place] = True
         if runner.device.type == "cpu":

@@ -36,6 +36,12 @@ def plan_in(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return data if isinstance(data, Mapping) else None
 
 
+def name_in(extra: Mapping[str, Any] | None) -> str | None:
+    """Return the name by which the plan in `extra_args` fails, that of its pair if it has one; None without a plan."""
+    data = plan_in(extra)
+    return None if data is None else str(data.get("pair") or data.get("number"))
+
+
 @dataclass(frozen=True)
 class Attention:
     """The attention that is summed: the label of each prompt token, groups of its rows, and every generated row alone.
@@ -103,6 +109,11 @@ class Plan:
             data.get("mask"),
             data.get("offset", 0),
         )
+
+    @property
+    def name(self) -> str:
+        """The name by which it fails, which both sides of a pair share, as `name_in` reads it."""
+        return str(self.pair or self.number)
 
     @property
     def reads(self) -> bool:

@@ -9,6 +9,8 @@ from helmsight_vllm import __version__
 
 WORKER = "helmsight_vllm.worker.Worker"
 SCHEDULER = "helmsight_vllm.scheduler.PairScheduler"
+WITHOUT_PAIRS = {True: "helmsight_vllm.scheduler.AheadScheduler", False: "helmsight_vllm.scheduler.PlainScheduler"}
+"""The schedulers of engines without pairs: by whether they schedule asynchronously, which vLLM decides."""
 OPERATORS = ("helmsight::enter", "helmsight::leave")
 """The operators that run Python in each layer, which the replay of a CUDA graph would leave out."""
 
@@ -30,6 +32,8 @@ def register() -> None:
         _choose(self)
         config = create(self, *args, **kwargs)
         _check(config)
+        if config.scheduler_config.scheduler_cls is None:
+            config.scheduler_config.scheduler_cls = WITHOUT_PAIRS[bool(config.scheduler_config.async_scheduling)]
         if config.device_config.device_type != "cpu" and config.compilation_config.splitting_ops:
             config.compilation_config.splitting_ops += [
                 name for name in OPERATORS if name not in config.compilation_config.splitting_ops

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,31 +13,16 @@ from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_
 from helmsight_vllm.answer import Answer
 from helmsight_vllm.arrays import sent
 from helmsight_vllm.attention import AttentionReader, method_of
-from helmsight_vllm.layers import decoder_layers, extend, observe
+from helmsight_vllm.faults import Chosen, Faults, Part, name_of
+from helmsight_vllm.layers import decoder_layers, extend, observe, splits
 from helmsight_vllm.looks import MapLook, Span
 from helmsight_vllm.masks import chosen_by_picture
 from helmsight_vllm.plan import Ints, Plan, plan_in
+from helmsight_vllm.steps import Step, step_of
 from helmsight_vllm.table import AdditionTable
 
 KEPT = 1024
 """The number of ended answers whose measurements wait to be fetched."""
-
-
-class Part(NamedTuple):
-    """Consecutive tokens of one answer among chosen ones: `begin` to `end` of these, the first of them at `start`."""
-
-    answer: Answer
-    begin: int
-    end: int
-    start: int
-
-
-@dataclass
-class Chosen:
-    """Tokens of a step: their rows (k,), and their parts by answer."""
-
-    rows: torch.Tensor
-    parts: list[Part]
 
 
 class Runtime:
@@ -52,18 +36,22 @@ class Runtime:
         slots, tokens = config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens
         self._rows = torch.zeros(tokens, dtype=torch.int64, device=runner.device)
         self.table = AdditionTable(self._layers, self._width, slots, model.dtype, runner.device)
-        layers = decoder_layers(config.compilation_config.static_forward_context, runner.model)
-        for number, (layer, _) in layers.items():
+        layers, attentions = decoder_layers(config.compilation_config.static_forward_context, runner.model)
+        if len(layers) != self._layers:
+            raise ValueError(f"helmsight-vllm finds {len(layers)} decoder layers of {self._layers} in this model.")
+        self._attending = len(attentions)
+        self.recurrent = self._attending < len(layers)
+        self.splits = all(splits(type(layer)) for layer in layers)
+        for number, layer in enumerate(layers):
             extend(layer, number, self.table.rows[number], self._rows)
-        attentions = {number: attention for number, (_, attention) in layers.items()}
+        self.faults = Faults()
         method = method_of(attentions, config, runner.device)
-        self._reader = None if method is None else AttentionReader(attentions, method)
+        self._reader = None if method is None else AttentionReader(attentions, method, self.faults)
         self.steps = {"all": 0, "steered": 0}
         self._written = 0  # the number of rows that the last step wrote
         self.answers: dict[str, Answer | None] = {}  # by request; None for one without a plan
         self._ended: OrderedDict[str, Answer] = OrderedDict()
-        self._failed: OrderedDict[str, str] = OrderedDict()
-        self._steps: list[tuple[Answer, int]] = []  # the answers of a step, and where they will stand behind it
+        self._steps = list[Step]()
         self._inverse: Chosen | None = None
         self._states: Chosen | None = None
         self._think: Chosen | None = None
@@ -85,79 +73,92 @@ class Runtime:
         batch = self._runner.input_batch
         self._forget()
         starts, computed = self._runner.query_start_loc.np, batch.num_computed_tokens_cpu
+        requests = batch.req_ids[: batch.num_reqs]
+        together = any(request not in self.answers or self._is_masked(request) for request in requests)
         rows = np.zeros(int(starts[batch.num_reqs]), np.int64)
-        parts = []
-        for place, request in enumerate(batch.req_ids[: batch.num_reqs]):
+        self._steps, self._pictured, self._due, self._seen = [], [], [], []
+        for place, request in enumerate(requests):
             answer = self._answer(request)
-            if answer is not None:
-                first, last = int(starts[place]), int(starts[place + 1])
-                start = int(computed[place])
-                parts.append((answer, place, first, start, start + last - first))
-                if answer.steers:
-                    rows[first:last] = answer.rows_at(start, start + last - first)
+            if answer is not None and not answer.failed:
+                with self.faults.of(answer):
+                    first, last, start = int(starts[place]), int(starts[place + 1]), int(computed[place])
+                    step = step_of(answer, place, first, start, start + last - first)
+                    if self._reader is not None:
+                        self._begin_map(self._reader, step)
+                    self._steps.append(step)
+        if together:
+            self._agree(requests)
+        steps = self._steps = [step for step in self._steps if not step.answer.failed]
+        self._due = [due for due in self._due if not due[0].failed]
+        for step in steps:
+            if step.rows is not None:
+                rows[step.first : step.first + len(step.rows)] = step.rows
         self._write(rows)
         self.steps["all"] += 1
         self.steps["steered"] += bool(rows.any())
-        self._steps = [(answer, stop) for answer, _, _, _, stop in parts]
-        fresh = [(answer, first - start, max(start, answer.counted), stop) for answer, _, first, start, stop in parts]
-        self._inverse = self._chosen(
-            (answer, offset, new, min(stop, answer.plan.length))
-            for answer, offset, new, stop in fresh
-            if answer.plan.steered is not None
+        self._inverse, self._states, self._think = (
+            self._chosen((step, getattr(step, name)) for step in steps) for name in ("inverse", "states", "think")
         )
-        self._states = self._chosen(
-            (answer, offset, max(new, _first_state(answer.plan)), stop)
-            for answer, offset, new, stop in fresh
-            if answer.plan.residual or answer.plan.state_position is not None
-        )
-        # A damped update is damped whenever it is computed.
-        self._think = self._chosen(
-            (answer, first - start, start, stop)
-            for answer, _, first, start, stop in parts
-            if answer.plan.think is not None
-        )
-        self._seen = []
-        self._pictured, self._due = [], []
         if self._reader is not None:
-            self._begin_reading(self._reader, parts)
-            self._begin_maps(self._reader, parts)
+            self._begin_reading(self._reader, steps)
+            self._reader.maps = [look for *_, look in self._due]
+
+    def _agree(self, requests: Sequence[str]) -> None:
+        """Let answers fail on every rank that failed on one, before ranks compute something of them together.
+
+        That may be in steps in which an answer begins, the reading of whose vectors may fail on one rank, and with masks.
+        """
+        if get_tensor_model_parallel_world_size() > 1:
+            names = [name_of(self._runner.requests[request]) for request in requests]
+            failed = self.faults.agree(
+                names, lambda counts: tensor_model_parallel_all_reduce(counts.to(self._rows.device))
+            )
+            for answer in self.answers.values():
+                if answer is not None and answer.name in failed:
+                    answer.failed = True
 
     def end(self, output: Any) -> None:
         """Gather what the pass has shown; `output` is the model's, of which the first are the normalised last states."""
+        last = output[0] if isinstance(output, tuple) else output
         for answer, rows, patches in self._pictured:
-            last = output[0] if isinstance(output, tuple) else output
-            answer.add_image_states(patches, last[torch.from_numpy(rows).to(last.device)].to("cpu", torch.float32))
+            with self.faults.of(answer):
+                answer.add_image_states(patches, last[torch.from_numpy(rows).to(last.device)].to("cpu", torch.float32))
         if self._reader is not None:
             self._reader.end()
         if self._states is not None and self._seen:
             states = torch.stack(self._seen).to("cpu", torch.float32)
             for answer, begin, end, start in self._states.parts:
-                for place in range(begin, end):
-                    answer.add_states(start + place - begin, states[:, place])
-        for answer, stop in self._steps:
-            answer.counted = max(answer.counted, stop)
+                with self.faults.of(answer):
+                    for place in range(begin, end):
+                        answer.add_states(start + place - begin, states[:, place])
+        for step in self._steps:
+            step.answer.counted = max(step.answer.counted, step.stop)
         self._inverse = self._states = self._think = None
         self._before.clear()
 
     def make_masks(self, logits: torch.Tensor) -> None:
-        """Make the masks that are due, of the pass's logits (answers, vocabulary) before any contrast."""
+        """Make the masks that are due, of the pass's logits (answers, vocabulary) before any contrast.
+
+        Ranks compute attention and logits together: a rank that has failed takes part with NaN, and so all of them fail.
+        """
         for answer, place, tokens, look in self._due:
-            try:
-                states: Any = answer.image_states
+            states = answer.image_states
+            sums = torch.full_like(look.sums, torch.nan) if answer.failed or states is None else look.sums
+            attention = mean_over_ranks(sums / len(look.layers)).cpu()
+            with self.faults.of(answer):
+                if states is None or bool(attention.isnan().any()):
+                    raise RuntimeError("The attention to the pictures is not known.")
                 scores = self._runner.model.compute_logits(states.to(logits.device, self.table.rows.dtype))
                 activation = scores[:, logits[place].argmax()].float().relu().cpu()
-                attention = mean_over_ranks(look.sums / len(look.layers)).cpu()
                 mask: Any = answer.plan.mask
                 sizes = [len(image) for image in mask["images"]]
                 answer.add_mask(tokens, chosen_by_picture(attention, activation, sizes, mask["top"]))
-            except Exception as error:
-                self._fail(answer.plan.number, error)
         self._due = []
 
     def mask(self, number: str, tokens: int) -> list[list[int]] | None:
         """Return an answer's mask from a generated token on; None where it is not made yet."""
-        if number in self._failed:
-            raise RuntimeError(self._failed[number])
+        if number in self.faults.errors:
+            raise RuntimeError(self.faults.errors[number])
         masks = [mask for answer in self.answers.values() if answer is not None and answer.plan.number == number
                  for mask in answer.masks]  # fmt: skip
         return next((mask["patches"] for mask in masks if mask["token"] == tokens), None)
@@ -165,8 +166,9 @@ class Runtime:
     def take(self, number: str, fed: int) -> dict[str, Any] | None:
         """Return what was measured of an answer that has ended, and forget it; None where nothing is known of it."""
         self._forget()
-        if (failure := self._failed.pop(number, None)) is not None:
-            raise RuntimeError(f"The answer was not steered: {failure}")
+        if (failure := self.faults.errors.pop(number, None)) is not None:
+            self._ended.pop(number, None)
+            raise RuntimeError(failure)
         answer = self._ended.pop(number, None)
         if answer is None:  # it ended in the last step, and the runner learns that with the next one
             running = (answer for answer in self.answers.values() if answer is not None)
@@ -184,60 +186,76 @@ class Runtime:
     # -- as observer of the layers -------------------------------------------------------------------------------------
 
     def enter(self, layer: int, update: torch.Tensor, stream: torch.Tensor | None) -> None:
-        if self._think is not None:
-            self._before[layer] = _stream(update, stream, self._think.rows)
+        if (think := self._think) is not None:
+            before = self.faults.computed(think, lambda where, _: _stream(update, stream, think.rows[where]))
+            if before is not None:
+                self._before[layer] = before
 
     def leave(self, layer: int, update: torch.Tensor, stream: torch.Tensor | None) -> None:
-        if self._think is not None and stream is not None:
+        if self._think is not None and layer in self._before and stream is not None:
             self._damp(self._think, layer, update, stream)
-        if self._inverse is not None:
-            inverse = 1 / _stream(update, stream, self._inverse.rows).norm(dim=-1)
-            for answer, begin, end, start in self._inverse.parts:
-                classes = torch.from_numpy(answer.plan.classes[start : start + end - begin])
-                answer.inverse[layer].index_add_(0, classes, inverse[begin:end].cpu())
-        if self._states is not None:
-            rows = self._states.rows
-            self._seen.append(_stream(update, stream, rows) + self.table.rows[layer, self._rows[rows]].float())
+        if (chosen := self._inverse) is not None:
+            inverse = self.faults.computed(
+                chosen, lambda where, _: 1 / _stream(update, stream, chosen.rows[where]).norm(dim=-1)
+            )
+            for (answer, _, _, start), own in _divided(inverse, chosen):
+                with self.faults.of(answer):
+                    classes = torch.from_numpy(answer.plan.classes[start : start + len(own)])
+                    answer.inverse[layer].index_add_(0, classes, own.cpu())
+        if (read := self._states) is not None:
+
+            def states(where: slice, _: object) -> torch.Tensor:
+                rows = read.rows[where]
+                return _stream(update, stream, rows) + self.table.rows[layer, self._rows[rows]].float()
+
+            if (seen := self.faults.computed(read, states)) is not None:
+                self._seen.append(seen)
 
     def _damp(self, think: Chosen, layer: int, update: torch.Tensor, stream: torch.Tensor) -> None:
-        ffn = update[think.rows].float()
-        differs = divergence(stream[think.rows].float() - self._before.pop(layer), ffn)
-        settings = [(end - begin, answer.plan.think or {}) for answer, begin, end, _ in think.parts]
-        counts = torch.tensor([count for count, _ in settings])
-        thresholds, gammas = (
-            torch.tensor(values).repeat_interleave(counts).to(update.device)
-            for values in zip(*((asked["thresholds"][layer], asked["gamma"]) for _, asked in settings), strict=True)
-        )
-        over = differs > thresholds
-        update[think.rows] = (ffn * torch.where(over, gammas, 1.0)[:, None]).to(update.dtype)
-        measured = torch.stack([over.float(), differs], -1).cpu()
-        for answer, begin, end, start in think.parts:
-            answer.add_thoughts(layer, start, measured[begin:end])
+        before = self._before.pop(layer)
+
+        def damped(where: slice, parts: Sequence[Part]) -> torch.Tensor:
+            rows = think.rows[where]
+            ffn = update[rows].float()
+            differs = divergence(stream[rows].float() - before[where], ffn)
+            settings = [(end - begin, answer.plan.think or {}) for answer, begin, end, _ in parts]
+            counts = torch.tensor([count for count, _ in settings])
+            thresholds, gammas = (
+                torch.tensor(values).repeat_interleave(counts).to(update.device)
+                for values in zip(*((asked["thresholds"][layer], asked["gamma"]) for _, asked in settings), strict=True)
+            )
+            over = differs > thresholds
+            measured = torch.stack([over.float(), differs], -1).cpu()
+            update[rows] = (ffn * torch.where(over, gammas, 1.0)[:, None]).to(update.dtype)
+            return measured
+
+        for (answer, _, _, start), own in _divided(self.faults.computed(think, damped), think):
+            with self.faults.of(answer):
+                answer.add_thoughts(layer, start, own)
 
     # -- what a step needs ---------------------------------------------------------------------------------------------
 
     def _answer(self, request: str) -> Answer | None:
+        """Return the answer to a request with its rows of the table; None for one without a plan, or whose plan fails."""
         if request not in self.answers:
-            params = self._runner.requests[request].sampling_params
-            self.answers[request] = None if params is None else self._placed(params.extra_args)
+            self.answers[request] = None
+            state = self._runner.requests[request]
+            if (name := name_of(state)) is not None:
+                try:
+                    if name in self.faults.errors:
+                        raise RuntimeError(self.faults.errors[name])  # the other side of a pair
+                    plan = Plan.of(state.sampling_params.extra_args)
+                    if plan is not None:
+                        answer = Answer(plan, self.table, self._layers, self._width, self._attending)
+                        self.answers[request] = answer
+                except Exception as error:
+                    self.faults.fail(name, error)
         return self.answers[request]
 
-    def _placed(self, extra: Mapping[str, Any] | None) -> Answer | None:
-        """Return the answer to a request with its rows of the table; None for one without a plan.
-
-        One that cannot be planned is answered plainly, and `take` raises why: what is raised within a step ends the engine.
-        """
-        try:
-            plan = Plan.of(extra)
-            return None if plan is None else Answer(plan, self.table, self._layers, self._width)
-        except Exception as error:
-            self._fail(str((plan_in(extra) or {}).get("number")), error)
-            return None
-
-    def _fail(self, number: str, error: Exception) -> None:
-        self._failed[number] = f"{type(error).__name__}: {error}"
-        while len(self._failed) > KEPT:
-            self._failed.popitem(last=False)
+    def _is_masked(self, request: str) -> bool:
+        """Return True for a request whose plan has masks, on every rank alike."""
+        params = self._runner.requests[request].sampling_params
+        return params is not None and "mask" in (plan_in(params.extra_args) or {})
 
     def _write(self, rows: Ints) -> None:
         """Write the rows of a step's tokens; a step without any writes only where one before has."""
@@ -249,36 +267,35 @@ class Runtime:
             self._rows[:count].copy_(torch.from_numpy(padded), non_blocking=True)
         self._written = used
 
-    def _chosen(self, parts: Iterable[tuple[Answer, int, int, int]]) -> Chosen | None:
-        """Return the tokens of parts (answer, offset of its rows against positions, first position, end)."""
+    def _chosen(self, positions: Iterable[tuple[Step, range]]) -> Chosen | None:
+        """Return the tokens at positions of answers; None where there are none."""
         rows, chosen = list[int](), list[Part]()
-        for answer, offset, start, stop in parts:
-            if start < stop:
-                chosen.append(Part(answer, len(rows), len(rows) + stop - start, start))
-                rows += range(offset + start, offset + stop)
+        for step, own in positions:
+            if own:
+                chosen.append(Part(step.answer, len(rows), len(rows) + len(own), own.start))
+                rows += (step.first - step.start + position for position in own)
         return Chosen(torch.tensor(rows, device=self._rows.device), chosen) if rows else None
 
-    def _begin_reading(self, reader: AttentionReader, parts: list[tuple[Answer, int, int, int, int]]) -> None:
+    def _begin_reading(self, reader: AttentionReader, steps: list[Step]) -> None:
         spans = [
-            Span(answer, place, first, start, stop, answer.looks_at(max(start, answer.counted), stop))
-            for answer, place, first, start, stop in parts
-            if answer.plan.attention is not None
+            Span(step.answer, step.place, step.first, step.start, step.stop, step.looked)
+            for step in steps
+            if step.looked is not None
         ]
         if spans:
-            width = max(answer.plan.attention.count for answer, *_ in parts if answer.plan.attention is not None)
-            reader.begin(spans, self._layers, width)
+            width = max(step.answer.plan.attention.count for step in steps if step.answer.plan.attention is not None)
+            reader.begin(spans, width)
 
-    def _begin_maps(self, reader: AttentionReader, parts: list[tuple[Answer, int, int, int, int]]) -> None:
-        for answer, place, first, start, stop in parts:
-            patches = answer.patches_at(start, stop)
-            if len(patches):
-                self._pictured.append((answer, first - start + answer.image_columns[patches], patches))
-            if answer.is_due(stop):
-                mask = answer.plan.mask or {}
-                columns = sent(answer.image_columns, reader.method.device)
-                look = MapLook(place, first + stop - start - 1, stop, columns, mask["layers"])
-                self._due.append((answer, place, stop - answer.plan.length, look))
-        reader.maps = [look for *_, look in self._due]
+    def _begin_map(self, reader: AttentionReader, step: Step) -> None:
+        answer, stop = step.answer, step.stop
+        if len(step.patches):
+            rows = step.first - step.start + answer.image_columns[step.patches]
+            self._pictured.append((answer, rows, step.patches))
+        if step.due:
+            mask = answer.plan.mask or {}
+            columns = sent(answer.image_columns, reader.method.device)
+            look = MapLook(answer, step.place, step.first + stop - step.start - 1, stop, columns, mask["layers"])
+            self._due.append((answer, step.place, stop - answer.plan.length, look))
 
     def _forget(self) -> None:
         """Release what requests hold that the runner no longer has."""
@@ -286,8 +303,10 @@ class Runtime:
             answer = self.answers.pop(request)
             if answer is None:
                 continue
-            answer.release()
-            if answer.plan.leads and (answer.plan.reads or answer.plan.rule is not None) and not answer.fetched:
+            with self.faults.of(answer):
+                answer.release()
+            reads = answer.plan.reads or answer.plan.rule is not None
+            if answer.plan.leads and reads and not (answer.fetched or answer.failed):
                 self._ended[answer.plan.number] = answer
                 while len(self._ended) > KEPT:
                     self._ended.popitem(last=False)
@@ -305,10 +324,9 @@ def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
-def _first_state(plan: Plan) -> int:
-    """Return the first position whose states are read."""
-    last = plan.length - 1
-    return last if plan.state_position is None else min(last, plan.length + plan.state_position)
+def _divided(values: torch.Tensor | None, chosen: Chosen) -> Iterable[tuple[Part, torch.Tensor]]:
+    """Return chosen tokens' values by part; nothing where there are none."""
+    return () if values is None else [(part, values[part.begin : part.end]) for part in chosen.parts]
 
 
 def _stream(update: torch.Tensor, stream: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:

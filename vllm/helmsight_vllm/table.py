@@ -32,9 +32,8 @@ class AdditionTable:
                 raise RuntimeError("There are more different additions than rows.")
             layers, _, width = self.rows.shape
             added = addition(terms, layers, width)
-            row = self._free.pop()
-            self.rows[:, row] = added.to(self.rows)
-            self._used[terms] = [row, 0]
+            self.rows[:, self._free[-1]] = added.to(self.rows)
+            self._used[terms] = [self._free.pop(), 0]
         entry = self._used[terms]
         entry[1] += 1
         return entry[0]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms import current_platform
 
 from helmsight_vllm import paged
+from helmsight_vllm.faults import FAILED
 from helmsight_vllm.layers import eager_calls
 from helmsight_vllm.pairs import contrast_in
 from helmsight_vllm.runtime import Runtime
@@ -44,6 +45,18 @@ class Worker(PlatformWorker):
         contrast_in(runner, runtime)
         return loaded
 
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """Choose tokens as vLLM does, and name the requests whose answers the scheduler is to end."""
+        output = super().sample_tokens(*args, **kwargs)
+        whole = getattr(output, "_model_runner_output", output)  # that of asynchronous scheduling is still computed
+        if getattr(whole, "req_ids", None):
+            setattr(whole, FAILED, self.helmsight.faults.told(self.model_runner.requests))
+        return output
+
+    def helmsight_fault(self, number: str) -> str | None:
+        """Return the error by which an answer has failed; None where it has not."""
+        return self.helmsight.faults.errors.get(number)
+
     def helmsight_take(self, number: str, fed: int) -> dict[str, Any] | None:
         """Return what was measured of an answer, as `Runtime.take`."""
         return self.helmsight.take(number, fed)
@@ -62,8 +75,14 @@ class Worker(PlatformWorker):
         return {**self.helmsight.steps, **layers, **self.helmsight.held()}
 
     def helmsight_facts(self) -> dict[str, Any]:
-        """Return what this worker can do, and the number of its groups of layers with cache blocks of their own."""
+        """Return what this worker can do, and the number of its groups of layers with cache blocks of their own.
+
+        No pairs are in models with recurrent states, which a held token's second computation would change once more; and no
+        Think where a layer's last update is not to be had.
+        """
         attention = ["attention"] if self.helmsight.reads_attention else []
-        pairs = ["pairs", "vcd", *(["generate"] if attention else [])] if self.pairs else []
-        can = ["steer", "states", "stream", *attention, *pairs, "think"]
+        paired = self.pairs and not self.helmsight.recurrent
+        pairs = ["pairs", "vcd", *(["generate"] if attention else [])] if paired else []
+        think = ["think"] if self.helmsight.splits else []
+        can = ["steer", "states", "stream", *attention, *pairs, *think]
         return {"can": can, "groups": max(1, len(self.model_runner.kv_cache_config.kv_cache_groups))}

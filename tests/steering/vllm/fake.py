@@ -31,7 +31,7 @@ class FakeVllm:
     """A server that runs in threads of this process.
 
     answer: returns the messages of a body. asked: the bodies that came. pause: seconds before each message. broken: makes
-    every look fail. aborted: is released for each stream whose client has left.
+    every look fail, of which there were `looks`. aborted: is released for each stream whose client has left.
     """
 
     answer: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
@@ -42,6 +42,7 @@ class FakeVllm:
     asked: list[dict[str, Any]] = field(default_factory=list)
     aborted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     port: int = 0
+    looks: int = 0
 
     def __post_init__(self) -> None:
         app = Flask("fake-vllm")
@@ -80,6 +81,7 @@ class FakeVllm:
         return None
 
     def _health(self) -> Any:
+        self.looks += 1
         return ("", 503) if self.broken else ("", 200)
 
     def _answer(self) -> Any:

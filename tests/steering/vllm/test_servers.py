@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from steering import Fault, Request, UnsupportedModel
+from steering import Fault, Request, Sampling, UnsupportedModel
 from steering.vllm import client as client_module
 from steering.vllm import servers as servers_module
 from steering.vllm.servers import Server, ServerLost, Servers
+from tests.steering.parallel.asking import chat
 from tests.steering.vllm.computing import PlainAnswers
 from tests.steering.vllm.conftest import Connect, Serve
 from tests.steering.vllm.fake import FakeVllm
@@ -24,6 +25,7 @@ def test_a_server_that_comes_back_is_used_again(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "EVERY", 0.02)
+    monkeypatch.setattr(client_module, "GRACE", 0.0)
     fake = serve(answer=scripted())
     client = connect(fake)
     fake.broken = True
@@ -33,6 +35,72 @@ def test_a_server_that_comes_back_is_used_again(
     fake.broken = False
     wait_for(lambda: client.healthy)
     assert client.submit(ASKED).result().completion_tokens == 20
+
+
+def test_answers_wait_for_the_only_server_for_a_while(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is back within that time answers what has waited, and behind it what waits fails, without a new request."""
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    fake = serve(answer=scripted())
+    client = connect(fake)
+    fake.broken = True
+    wait_for(lambda: not client.healthy)
+    waiting = client.submit(ASKED)
+    wait_for(lambda: client.stats()["waiting"] == 1)
+    fake.broken = False
+    assert waiting.result().completion_tokens == 20
+    fake.broken = True
+    wait_for(lambda: not client.healthy)
+    waiting = client.submit(ASKED)
+    wait_for(lambda: client.stats()["waiting"] == 1)
+    monkeypatch.setattr(client_module, "GRACE", 0.0)
+    with pytest.raises(Fault, match="No vLLM server"):
+        waiting.result()
+    assert len(fake.asked) == 1
+
+
+def test_a_server_whose_stream_goes_on_is_not_lost_by_looks_that_it_misses(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    monkeypatch.setattr(client_module, "GONE", 0.0)
+    fake = serve(answer=scripted(500), pause=0.01)
+    client = connect(fake)
+    completion = client.submit(Request(chat(), Sampling(max_tokens=500, ignore_eos=True)))
+    chunks = iter(completion)
+    next(chunks)
+    fake.broken = True
+    looks = fake.looks
+    for _ in chunks:
+        assert client.healthy
+        if fake.looks > looks + 10:
+            break
+    else:
+        raise AssertionError("the answer ended before it was looked at")
+    completion.cancel()
+    monkeypatch.setattr(servers_module, "HEARD", 0.0)
+    wait_for(lambda: not client.healthy)
+
+
+def test_answers_of_a_server_that_is_lost_go_on_while_they_bring_tokens(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are given up once nothing has come for a while, whatever the looks say."""
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    monkeypatch.setattr(client_module, "GONE", 0.5)
+    monkeypatch.setattr(servers_module, "HEARD", -1.0)  # so that looks alone decide
+    release = threading.Event()
+    fake = serve(answer=scripted(60, wait=release), pause=0.03)
+    client = connect(fake)
+    completion = client.submit(Request(chat(), Sampling(max_tokens=60, ignore_eos=True)))
+    next(iter(completion))
+    fake.broken = True
+    wait_for(lambda: not client.healthy)
+    with pytest.raises(Fault, match=r"broke off|ended the stream"):
+        completion.result()
+    release.set()
+    assert completion.generated(0) == 59
 
 
 def test_a_server_of_another_model_is_not_used(

@@ -25,7 +25,7 @@ PUBLIC = {
     "request": {"app", "body"},  # of Starlette
     "layer": {"register_buffer", "__class__", "__name__"},  # of torch, and of Python
     "impl": {"__class__"},
-    "model": {"get_submodule"},
+    "model": {"get_submodule", "named_modules"},
     "cache": {"dim", "dtype", "shape", "view"},
     "config": {
         "model_config",

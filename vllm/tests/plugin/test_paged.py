@@ -14,12 +14,13 @@ import pytest
 import torch
 from helmsight_vllm import paged
 from helmsight_vllm.attention import AttentionReader, method_of
+from helmsight_vllm.faults import Faults
 from helmsight_vllm.looks import MapLook, Pass
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadata
 
-from plugin.paging import IMPLS, LAYERS, SPANS, Batch, Case, array
+from plugin.paging import IMPLS, SPANS, Batch, Case, array
 
 CASES = {
     "FlashAttention": Case(),
@@ -51,15 +52,22 @@ def reader_of(batch: Batch) -> AttentionReader:
     method = method_of(batch.layers, CONFIG, torch.device("cpu"))
     assert isinstance(method, paged.PagedMethod)
     assert method.plain()
-    return AttentionReader(batch.layers, method)
+    return AttentionReader(batch.layers, method, Faults())
 
 
 def run(batch: Batch, reader: AttentionReader, maps: bool = False) -> Iterator[tuple[list[MapLook], list[Any]]]:
     """Run all steps, and yield of each the maps of its last rows, and its spans."""
     for spans, queries, common in batch.steps():
-        reader.begin(spans, LAYERS, SPANS)
+        reader.begin(spans, SPANS)
         looks = [
-            MapLook(span.place, span.first + span.stop - span.start - 1, span.stop, torch.arange(0, span.stop, 2), [1])
+            MapLook(
+                span.answer,
+                span.place,
+                span.first + span.stop - span.start - 1,
+                span.stop,
+                torch.arange(0, span.stop, 2),
+                [1],
+            )
             for span in spans
         ]
         reader.maps = looks if maps else []
@@ -150,10 +158,10 @@ def test_a_step_waits_for_nothing_and_has_no_loop_over_tokens() -> None:
         reader = reader_of(batch)
         for spans, queries, meta in batch.steps():
             if len(spans) == len(prompts) and all(span.stop > 40 for span in spans):
-                reader.begin(spans, LAYERS, SPANS)
+                reader.begin(spans, SPANS)
                 for number, layer in batch.layers.items():
                     with Operations() as seen:
-                        reader._read(number, Pass(layer.impl, layer, queries[number], layer.kv_cache, meta))
+                        reader._read(number, number, Pass(layer.impl, layer, queries[number], layer.kv_cache, meta))
                     assert not {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"} & {
                         *seen.names
                     }
@@ -250,7 +258,7 @@ def test_sums_are_those_of_the_triton_kernel(kernels: ModuleType, changes: dict[
             seq_threshold_3D=8, num_par_softmax_segments=4, softmax_segm_output=torch.zeros(*scratch, case.width),
             softmax_segm_max=torch.zeros(scratch), softmax_segm_expsum=torch.zeros(scratch),
         )  # fmt: skip
-        reader.begin(spans, LAYERS, SPANS)
+        reader.begin(spans, SPANS)
         kept = list[torch.Tensor]()
         for number, layer in batch.layers.items():
             keys, values = list[torch.Tensor](), list[torch.Tensor]()
@@ -270,7 +278,7 @@ def test_sums_are_those_of_the_triton_kernel(kernels: ModuleType, changes: dict[
             assert torch.equal(before[..., : case.width], layer.kv_cache[..., : case.width])  # as `Batch` wrote them
             impl.forward(layer, query, None, None, layer.kv_cache, meta, output)
             kept.append(output.mean(1)[:, :SPANS])
-            reader._read(number, Pass(layer.impl, layer, query, layer.kv_cache, meta))
+            reader._read(number, number, Pass(layer.impl, layer, query, layer.kv_cache, meta))
         looked = [
             span.first + at - span.start for span in spans for begin, end in span.looked for at in range(begin, end)
         ]

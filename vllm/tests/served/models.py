@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 import steering
+from served.naming import name_as_published
 from steering.model.calibration import Calibration
 from tests import families
 
@@ -41,17 +40,6 @@ def made(family: str, folder: Path) -> Path:
     vector.save(folder / "vectors" / "modality-preference.safetensors")
     Calibration(mllm.fingerprint).with_divergence(torch.rand(LAYERS, 200, generator=drawn), samples=1).save(folder)
     return folder
-
-
-def name_as_published(folder: Path) -> None:
-    """Name a model's tensors as published checkpoints do: vLLM does not know all names that newer transformers write."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    named = {
-        re.sub(r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name): tensor
-        for name, tensor in tensors.items()
-    }
-    save_file(named, file, metadata={"format": "pt"})
 
 
 def keep_sizes(folder: Path) -> None:
