@@ -1,1 +1,1 @@
-"""What a GPU computes, beside a CPU: `make test-gpu`. Where there is no GPU, the tests try themselves out on the CPU."""
+"""These tests compare a GPU with a CPU (`make test-gpu`). Where there is no GPU, they try themselves out on the CPU."""

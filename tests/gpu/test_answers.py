@@ -1,4 +1,4 @@
-"""Answers, states and readouts of a GPU are those of a CPU: every kind of request, of every family, eager and in graphs."""
+"""Answers, states and readouts of a GPU are those of a CPU, in every family, eager and in graphs."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_page_shows_tasks_and_layers(evaluation: Evaluation, tmp_path: Path)
 
 
 def test_layers_are_not_marked_by_numbers_that_the_axis_does_not_have(evaluation: Evaluation, tmp_path: Path) -> None:
-    """Of a model with linear attention in some layers, only the others are on the axis."""
+    """The axis has only the layers with attention weights, of a model where others have linear attention."""
     page, conditions = Report("Preference"), evaluation.to_json()
     report_conditions.attention_by_layer(page, conditions, [1], layers=8)
     page.write(tmp_path)
