@@ -25,9 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
 
     from steering.model import calibration
+    from steering.runner import room
 
     torch.set_num_threads(1)  # the models are small, and tests run beside one another
     calibration.FOLDER = os.devnull  # a developer's own thresholds are not for tests
+    room.COMMITTED = 2**22  # of 64 slots, which an engine has by default, a test uses three
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,15 @@ import pytest
 
 from server.engine import launched as launched_module
 from server.engine.launched import LaunchedServer, command_of, executable
+from server.engine.local import load_without_weights
 from server.engine.runtime import load
 from server.process import engine_checks
 from server.settings import Settings
 from steering import Request, Sampling
 from tests.server.engine.vllm_stub import write_environment
 from tests.steering.parallel.asking import small
+from tests.steering.vllm.computing import PlainAnswers
+from tests.steering.vllm.fake import FakeVllm, facts_of
 from tests.waiting import PATIENCE, is_alive, wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -119,14 +122,18 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
     monkeypatch.setattr(launched_module, "PAUSE", 0.05)
     monkeypatch.setenv("HELMSIGHT_API_KEYS", "mine")
     monkeypatch.setenv("HOME", str(tmp_path))  # which has no vectors of the user
-    model, environment = small(tmp_path / "model"), write_environment(tmp_path / "env", ROOT)
+    model = small(tmp_path / "model")
+    answers = PlainAnswers(model, [model / "vectors"], load_without_weights(Settings(model=str(model))))
+    vllm = FakeVllm(answers.answer, facts_of(answers, slots=2)).start()
+    environment = write_environment(tmp_path / "env", ROOT, vllm.server.server_port)
     settings = Settings(engine="vllm", vllm_env=str(environment), model=str(model), slots=2, vectors=())
     engine_checks.check(settings)
     serving = load(settings)
     engine: Any = serving.engine
     try:
         (note,) = notes_in(environment)
-        assert "--host 127.0.0.1" in " ".join(note["arguments"])
+        command = " ".join(note["arguments"])
+        assert all(part in command for part in (f"serve {model} ", "--host 127.0.0.1 ", "--max-num-seqs 2 "))
         key, url = note["environment"]["VLLM_API_KEY"], next(iter(engine._client.servers)).url
         assert len(key) > 30
         assert key not in " ".join([*note["arguments"], *sys.argv])
@@ -136,14 +143,17 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
             urlopen(f"{url}/v1/helmsight/facts")
         asked = Request([{"role": "user", "content": "Hi!"}], Sampling(max_tokens=3, ignore_eos=True))
         tokens = engine._client.submit(asked).result().choices[0].token_ids
+        (environment / "wait").touch()
         os.kill(note["pid"], signal.SIGKILL)
         wait_for(lambda: not engine.healthy)
+        (environment / "wait").unlink()
         wait_for(lambda: engine.healthy)
         assert engine._client.submit(asked).result().choices[0].token_ids == tokens
         pids = [note["pid"] for note in notes_in(environment)]
         assert len(pids) == 2
     finally:
         engine.stop()
+        vllm.stop()
     assert not any(map(is_alive, pids))
 
 
