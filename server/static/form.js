@@ -89,6 +89,7 @@ export function showError(error, interventions) {
   field.setAttribute("aria-invalid", "true");
   const hidden = field.closest("details:not([open])");
   if (hidden) hidden.open = true;
+  if (!error.status) field.focus(); // the page's own word, at once
 }
 
 const number = (id) => {

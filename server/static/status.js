@@ -28,10 +28,9 @@ function tellState({ status, progress }) {
   const said = progress ? [lower(progress.stage), ...(share === null ? [] : [percent(share)]), seconds(progress.seconds)] : [];
   tell(
     "off",
-    "Loading the model",
-    h("span", { class: "wide-only" }, said.length ? `: ${said.join(", ")}` : ""),
-    " ",
     h("progress", { max: 1, value: share, "aria-label": "Loading of the model" }),
+    " Loading the model",
+    h("span", { class: "wide-only" }, said.length ? `: ${said.join(", ")}` : ""),
   );
 }
 
