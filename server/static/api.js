@@ -1,9 +1,16 @@
 // The server's API: the key, JSON requests, and streamed answers.
 
-const KEY = "helmsight.key";
+import { read, write } from "./storage.js";
 
-export const storedKey = () => sessionStorage.getItem(KEY) ?? "";
-export const storeKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+const KEY = "helmsight.key";
+let stored = read("sessionStorage", KEY) ?? "";
+
+export const storedKey = () => stored;
+
+export function storeKey(key) {
+  stored = key;
+  write("sessionStorage", KEY, key || null);
+}
 
 /** An error as the server said it: message, param and code of its error object; `retryAfter` in seconds, where it told. */
 export class ServerError extends Error {

@@ -82,13 +82,14 @@ export function showError(error, interventions) {
   const box = byId("error");
   box.hidden = error === null;
   if (error === null) return;
-  box.replaceChildren(h("p", {}, error.message), ...(error.param ? [h("code", {}, error.param)] : []));
+  box.replaceChildren(h("p", {}, error.message), ...(error.param && error.status ? [h("code", {}, error.param)] : []));
   const [, id] = FIELDS.find(([name]) => error.param?.startsWith(name)) ?? [];
   const field = id ? byId(id) : interventions?.find(error.param ?? "");
   if (!field) return;
   field.setAttribute("aria-invalid", "true");
   const hidden = field.closest("details:not([open])");
   if (hidden) hidden.open = true;
+  if (!error.status) field.focus(); // the page's own word, at once
 }
 
 const number = (id) => {

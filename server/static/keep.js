@@ -6,16 +6,32 @@
 // baseline (0: none), readouts (names), asked (JSON: a request's other interventions), guard (JSON), turns (JSON).
 
 import { EMPTY } from "./form.js";
+import { read, write } from "./storage.js";
 import { createStore, del, delMany, entries, get, keys, set } from "./vendor/keyval.js";
 
 const DRAFT = "helmsight.draft";
 const MOST = 40; // answers that are kept
 const DAY = 86_400_000; // in the unit of keys, which begin with the time at which a picture was taken
-const pictures = createStore("helmsight-pictures", "pictures");
-const answers = createStore("helmsight-answers", "answers");
+const pictures = storeOf("helmsight-pictures", "pictures");
+const answers = storeOf("helmsight-answers", "answers");
+
+/** A store whose writes are committed at once: a browser drops others when the page is left in the same moment. Where it allows
+ * no storage, the promises of the store are rejected. */
+function storeOf(database, name) {
+  const store = createStore(database, name);
+  return async (mode, use) =>
+    store(mode, (objects) => {
+      const done = use(objects);
+      if (mode === "readwrite") objects.transaction.commit();
+      return done;
+    });
+}
 
 /** Without storage, as in some private windows, nothing is kept and everything else works. */
 const quietly = (promise, otherwise) => promise.catch(() => otherwise);
+
+// A page that is left cannot wait until a database is open.
+for (const store of [pictures, answers]) quietly(keys(store));
 
 /** A picture as it is kept apart from its bytes. */
 const reference = ({ key, name }) => ({ key, name });
@@ -28,21 +44,17 @@ const keysOf = (form) => [...form.turns, form].flatMap((turn) => turn.pictures.m
 
 // ------------------------------------------------------------------------------------------------- the draft
 
-/** Keep the form as it stands, with what else is shown. A tab keeps its own; a new one begins with the latest. */
+/** Keep the form as it stands, with the address's fragment and what else is shown. A tab keeps its own; a new one begins with
+ * the latest. */
 export function keepDraft(form, more) {
-  const text = JSON.stringify({ ...more, form: referring(form), fragment: toFragment(form) });
-  for (const storage of [sessionStorage, localStorage])
-    try {
-      storage.setItem(DRAFT, text);
-    } catch {
-      // no room, or none allowed
-    }
+  const text = JSON.stringify({ ...more, form: referring(form), fragment: location.hash.slice(1) });
+  for (const kind of ["sessionStorage", "localStorage"]) write(kind, DRAFT, text);
 }
 
 /** {form, ...} as it was kept, null where nothing was; pictures still are references. */
 export function keptDraft() {
   try {
-    const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? localStorage.getItem(DRAFT));
+    const kept = JSON.parse(read("sessionStorage", DRAFT) ?? read("localStorage", DRAFT));
     return kept && { ...kept, form: { ...EMPTY, ...kept.form } };
   } catch {
     return null;
@@ -59,10 +71,9 @@ export const keptPicture = async (key) => (await quietly(get(key, pictures), nul
 // ----------------------------------------------------------------------------------------------- the answers
 
 /** Keep an entry {form, results} and return its number; the oldest go, with pictures that nothing shows any more. */
-export async function keepAnswer(entry) {
+export function keepAnswer(entry) {
   const time = Date.now();
-  await quietly(set(time, { ...entry, time, form: referring(entry.form) }, answers));
-  await forget(MOST);
+  quietly(set(time, { ...entry, time, form: referring(entry.form) }, answers)).then(() => forget(MOST));
   return time;
 }
 

@@ -5,7 +5,7 @@ import { byId, definitions, h, percent, short } from "./dom.js";
 import { keepPage } from "./drops.js";
 import { optionsOf } from "./interventions.js";
 import { askForKey, onKey, wantsKey } from "./key.js";
-import { labelOf, title, words } from "./names.js";
+import { labelOf, words } from "./names.js";
 import { follow, tellModel, tellProblem } from "./status.js";
 
 async function connect() {
@@ -32,20 +32,6 @@ function show(model, presets, about) {
     card("Calibration", ...calibration(about.calibration ?? {})),
     card("Limits of a request", definitions(Object.entries(model.limits).map(([name, value]) => [words(name), shown(name, value)]))),
     card(
-      "Interventions",
-      h(
-        "p",
-        { class: "soft note" },
-        "Options with their defaults and ranges. A name with true, such as “sage”: true, "  +
-          "switches on all of its members with their defaults.",
-      ),
-      table(
-        "Options of the interventions",
-        ["", "option", "default", "range"],
-        model.interventions.flatMap((item) => options(item)),
-      ),
-    ),
-    card(
       "Presets",
       h(
         "p",
@@ -67,6 +53,20 @@ function show(model, presets, about) {
         ["cheap", model.readout_schemas.filter(({ cheap }) => cheap).map(({ name }) => words(name)).join(", ")],
         ["others", model.readout_schemas.filter(({ cheap }) => !cheap).map(({ name }) => words(name)).join(", ")],
       ]),
+    ),
+    card(
+      "Interventions",
+      h(
+        "p",
+        { class: "soft note" },
+        "Options with their defaults and ranges. A name with true, such as “sage”: true, "  +
+          "switches on all of its members with their defaults.",
+      ),
+      table(
+        "Options of the interventions",
+        ["", "option", "default", "range"],
+        model.interventions.flatMap((item) => options(item)),
+      ),
     ),
   );
 }
@@ -151,8 +151,8 @@ function calibration(found) {
     found[name] ? measured(name, found[name]) : `not measured: helmsight ${command}`,
   ]);
   const raised = Object.entries({ ...found.flags?.raised, ...(found.alarm && { alarm: found.alarm.raised }) }).map(([name, rates]) => [
-    title(name),
-    `raised on ${percent(rates.right?.[0])} of right and ${percent(rates.wrong?.[0])} of wrong answers`,
+    `${words(name)} raised on`,
+    `${percent(rates.right?.[0])} of right and ${percent(rates.wrong?.[0])} of wrong answers`,
   ]);
   return [
     h("p", { class: "soft note" }, "Numbers that are measured once per model and kept beside its vectors or in its folder."),
@@ -186,8 +186,9 @@ const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : St
 function rangeOf(spec) {
   if (spec.enum) return spec.enum.join(", ");
   const { minimum, maximum, exclusiveMinimum: above, exclusiveMaximum: below } = spec;
-  const low = minimum === undefined ? above !== undefined && `above ${above}` : `from ${minimum}`;
-  const high = maximum === undefined ? below !== undefined && `below ${below}` : `to ${maximum}`;
+  const said = (word, bound) => bound !== undefined && Math.abs(bound) < 1e30 && `${word} ${bound.toLocaleString("en-US")}`;
+  const low = said("from", minimum) || said("above", above);
+  const high = said("to", maximum) || said("below", below);
   return whole([low, high].filter(Boolean).join(" "), "range");
 }
 

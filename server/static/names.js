@@ -19,6 +19,18 @@ export const acronym = (name) => words(name).toUpperCase();
 /** An intervention by its path, and by its kind where others share the path. */
 export const labelOf = (path, kind) => (kind ? acronym(kind) : title(path.at(-1)));
 
+const GROUPS = { none: "plain", sage: "SAGE", "steer:other": "steered" };
+
+/** A group of the summary: "steer:text+contrast:vcd" is "toward text + VCD". */
+export const groupOf = (name) =>
+  name
+    .split("+")
+    .map((one) => {
+      const [head, kind] = one.split(":");
+      return GROUPS[one] ?? (head === "steer" ? `toward ${kind}` : title(kind ?? head));
+    })
+    .join(" + ");
+
 const MEASURES = {
   focus_share: ["focus share", percent],
   kl: ["KL", short],

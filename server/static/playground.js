@@ -178,20 +178,23 @@ function lookThere(image, box) {
 
 let timer = null;
 
-/** Keep what the form holds, and have the address say it: soon, as not every letter needs it. */
+/** Have the address say what the form holds, and keep that: soon, as not every letter needs it. */
 function remember() {
   clearTimeout(timer);
-  timer = setTimeout(keepNow, 200);
+  timer = setTimeout(() => {
+    if (!state.ready) return;
+    const fragment = keep.toFragment(current());
+    history.replaceState(null, "", location.pathname + location.search + (fragment && `#${fragment}`));
+    keepNow();
+  }, 200);
 }
 
+/** Keep what the form holds. The address stays: a page that is left for a reload is asked for by the one from before. */
 function keepNow() {
-  clearTimeout(timer);
   if (!state.ready) return;
   const form = current();
   for (const picture of picturesOf(form)) if (keep.sampleName(picture.key) === null) keep.keepPicture(picture);
   keep.keepDraft(form, { shown: state.shown, compare: compare.kept });
-  const fragment = keep.toFragment(form);
-  history.replaceState(null, "", location.pathname + location.search + (fragment && `#${fragment}`));
 }
 
 // ------------------------------------------------------------------------------------------------ the form
@@ -264,9 +267,8 @@ async function run(form, variants, baseline) {
   byId("send-hint").hidden = false;
   byId("empty").hidden = !byId("answers").hidden;
   if (error) refuse(error, form);
-  const kept = found.length ? await keep.keepAnswer({ form, results: found }) : null;
-  if (kept !== null && results.results === found) state.shown = kept;
-  else if (before.shown && results.results === before.results) state.shown = before.shown; // it still stands there
+  if (found.length) state.shown = keep.keepAnswer({ form, results: found });
+  else if (results.results === before.results) state.shown = before.shown; // it still stands there
   update();
 }
 

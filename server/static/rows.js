@@ -1,7 +1,7 @@
 // A row of the journal: in words, as a line of the table, and in full.
 
 import { h, percent, pretty, rawJson, seconds, short } from "./dom.js";
-import { labelOf, words } from "./names.js";
+import { labelOf, measure, words } from "./names.js";
 import { appliedLines, listOf } from "./readouts.js";
 import { isCut, replay } from "./replay.js";
 
@@ -136,7 +136,7 @@ export function rowDetail(row) {
   const yes = (value) => (value === null || value === undefined ? "–" : value ? "yes" : "no");
   const shown = (name, value) =>
     typeof value === "boolean" ? yes(value) : SHARES.includes(name) ? percent(value) : short(value);
-  const numbers = Object.entries(said).map(([name, value]) => [words(name), shown(name, value)]);
+  const numbers = Object.entries(said).map(([name, value]) => [measure(name)[0], shown(name, value)]);
   const facts = [
     ["model", row.model],
     ["time", new Date(1000 * row.created).toLocaleString()],

@@ -24,12 +24,13 @@ function tellState({ status, progress }) {
   if (status === "draining") return tell("off", "The server is shutting down.");
   if (status !== "loading") return tell("off", "The model is not available.");
   const share = progress?.share ?? null;
+  const lower = (stage) => stage.charAt(0).toLowerCase() + stage.slice(1);
+  const said = progress ? [lower(progress.stage), ...(share === null ? [] : [percent(share)]), seconds(progress.seconds)] : [];
   tell(
     "off",
-    "The model is still loading. ",
-    progress && h("span", { class: "wide-only" }, `${progress.stage}, ${share === null ? "" : `${percent(share)}, `}`),
-    progress && h("span", { class: "wide-only" }, `${seconds(progress.seconds)} `),
     h("progress", { max: 1, value: share, "aria-label": "Loading of the model" }),
+    " Loading the model",
+    h("span", { class: "wide-only" }, said.length ? `: ${said.join(", ")}` : ""),
   );
 }
 

@@ -2,7 +2,7 @@
 
 import { boxStrip } from "./charts.js";
 import { h, percent, seconds, short } from "./dom.js";
-import { measure, title, words } from "./names.js";
+import { groupOf, measure, title, words } from "./names.js";
 import { forget, timeChart } from "./periods.js";
 
 const DAY = 86_400;
@@ -17,14 +17,14 @@ export function tiles(summary) {
   const of = (part, known) =>
     known ? `${part.toLocaleString("en-US")} of ${known.toLocaleString("en-US")}` : "not known";
   return [
-    tile("Answers", summary.count.toLocaleString("en-US"), failed ? `${failed} incomplete` : "all complete"),
+    tile("Answers", summary.count.toLocaleString("en-US"), failed ? `${failed} incomplete` : summary.count ? "all complete" : "none in this time"),
     tile("Refused", summary.refusals.count.toLocaleString("en-US"), "requests without an answer"),
     tile("Attention ratio", short(values.attention_ratio?.p50), "median, image over text"),
     tile("Focus on target", percent(focus.accuracy), of(focus.correct, focus.known)),
     tile("Right, focus wrong", percent(ivm.rate), ivm.known ? `IVM, ${of(ivm.implicit, ivm.known)}` : "IVM, not known"),
     ...Object.entries(flags).map(([name, flag]) => tile(title(name), rate(flag), of(flag.raised, flag.known))),
     ...guardTile(summary.guards ?? {}),
-    tile("Total time of an answer", seconds(values.total?.p50), `90 % within ${seconds(values.total?.p90)}`),
+    tile("Total time of an answer", seconds(values.total?.p50), values.total?.count ? `90 % within ${seconds(values.total.p90)}` : "not known"),
   ];
 }
 
@@ -61,7 +61,7 @@ export function charts(summary, time, { zoom, reset }) {
   const of = (value) => starts.map((start) => (at.has(start) ? (value(at.get(start)) ?? null) : null));
   const per = `per ${lasting(bucket)}${bucket % DAY ? "" : " (UTC)"}`;
   const over = (id, name, series, options) =>
-    card(id, name, timeChart(series, { starts, bucket, zoom, reset, label: `${name}, ${per}`, ...options }));
+    card(id, name, timeChart(series, { starts, bucket, zoom, reset, label: name.endsWith(per) ? name : `${name}, ${per}`, ...options }));
   const mean = (id, name, key, options = {}) =>
     over(id, name, [{ name: `mean ${per}`, values: of((one) => one[key]), colour: 1 }], {
       empty: "No answer in this period has this number.",
@@ -176,11 +176,7 @@ function interventionTable(summary) {
             h(
               "tr",
               {},
-              h(
-                "th",
-                { scope: "row" },
-                { none: "plain", sage: "SAGE" }[item.intervention] ?? item.intervention.replace(":", ": "),
-              ),
+              h("th", { scope: "row" }, groupOf(item.intervention)),
               h(
                 "td",
                 { class: "n amount", vars: { "--share": `${(100 * item.count) / most}%` } },

@@ -1,7 +1,13 @@
 // Loaded before the page is drawn, so that a chosen theme never flashes in the other one.
 (() => {
   const root = document.documentElement;
-  const stored = localStorage.getItem("helmsight.theme");
+  const NAME = "helmsight.theme";
+  let stored = null;
+  try {
+    stored = localStorage.getItem(NAME);
+  } catch {
+    // a browser without storage: the system's theme
+  }
   if (stored === "light" || stored === "dark") root.dataset.theme = stored;
 
   const dark = () =>
@@ -12,8 +18,12 @@
     const show = () => button.setAttribute("aria-pressed", String(dark()));
     button.addEventListener("click", () => {
       root.dataset.theme = dark() ? "light" : "dark";
-      localStorage.setItem("helmsight.theme", root.dataset.theme);
       show();
+      try {
+        localStorage.setItem(NAME, root.dataset.theme);
+      } catch {
+        // then it lasts for as long as the page is open
+      }
     });
     show();
   });

@@ -140,8 +140,8 @@ function curve({ baseline, curve: points, range }, sides) {
       "p",
       { class: "soft note" },
       sides
-        ? `Left: the effect of a strength on the answers; right: its cost${asked}; `
-        : `Left: the effect of a strength where image and text conflict; right: its cost where they do not${asked}; `,
+        ? `Solid: the effect of a strength on the answers; dashed: its cost${asked}; `
+        : `Solid: the effect of a strength where image and text conflict; dashed: its cost where they do not${asked}; `,
       "the marks are strengths within the budget.",
     ),
   );

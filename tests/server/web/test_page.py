@@ -339,7 +339,8 @@ def test_errors_are_shown_as_the_server_says_them(playground: Callable[..., Visi
     visit.expected = ("400",)
     page = visit.page
     page.get_by_role("button", name="Send").click()
-    assert page.locator("#error").inner_text().startswith("Write a question first.")
+    assert page.locator("#error").inner_text() == "Write a question first."
+    assert page.evaluate("document.activeElement.id") == "question"
     page.locator("#question").fill("What color is the star?")
     page.get_by_text("Sampling and readouts").click()
     page.locator("#temperature").fill("-1")

@@ -56,7 +56,7 @@ def test_figures_and_charts_show_the_summary(known: Callable[..., tuple[Any, Jou
     assert tiles[8].split("\n")[1:] == ["250 ms", "90 % within 370 ms"]
     table = page.locator("#chart-interventions tbody tr").all_inner_texts()
     assert table[0].split("\t") == ["plain", "1,000", "0.200", "90 %", "-0.010", "90 %"]
-    assert table[1].split("\t") == ["steer: text", "234", "0.100", "–", "–", "–"]
+    assert table[1].split("\t") == ["toward text", "234", "0.100", "–", "–", "–"]
     refused = page.locator("#chart-refusals tbody tr").all_inner_texts()
     assert refused[0].split("\t") == ["rate limit exceeded", "5", "429", "/v1/chat/completions"]
     spread = page.locator("#chart-spread dt").all_inner_texts()

@@ -71,6 +71,52 @@ def test_a_reload_keeps_the_form_and_the_answer(playground: Callable[..., Visit]
     assert page.locator("#question").input_value() == "What letter is in picture 2?"
 
 
+def test_a_page_that_is_left_at_once_loses_nothing(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    pick(page, GREEN)
+    page.evaluate(RELOAD_WHEN, "#answers:not([hidden], [aria-busy])")
+    with page.expect_event("load"):
+        page.get_by_role("button", name="Send").click()
+    page.wait_for_selector("#card-focus")
+    answer = page.locator("#answer-words").inner_text()
+    assert answer
+    page.locator("#question").fill("What else?")
+    page.evaluate(RELOAD_WHEN, "#tray li:nth-child(2)")
+    with page.expect_event("load"):
+        page.locator("#files").set_input_files([{"name": "own.png", "mimeType": "image/png", "buffer": OWN}])
+    page.wait_for_selector("#card-focus")
+    assert page.locator("#answer-words").inner_text() == answer
+    assert page.locator("#question").input_value() == "What else?"
+    pictures = page.locator("#tray img")
+    assert [one.get_attribute("title") for one in pictures.all()] == ["cyan.png", "own.png"]
+    assert page.locator("#error").is_hidden()
+
+
+RELOAD_WHEN = """(selector) => new MutationObserver(() => document.querySelector(selector) && location.reload())
+    .observe(document, { subtree: true, childList: true, attributes: true })"""
+"""Reload the page in the moment in which a selector matches."""
+
+
+def test_without_storage_everything_else_works(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    page.add_init_script(NO_STORAGE)
+    page.reload()
+    pick(page, GREEN)
+    page.locator("#theme").click()
+    assert send(page)
+    settle(page)
+    assert page.locator("#send").is_enabled()
+    assert "What+color" in page.url
+    reload(page)
+    assert page.locator("#question").input_value() == "What color is the star?"  # by the address
+    assert page.locator("#answers").is_hidden()
+
+
+NO_STORAGE = """for (const name of ["sessionStorage", "localStorage", "indexedDB"])
+    Object.defineProperty(window, name, { get() { throw new DOMException("Access is denied.", "SecurityError"); } });"""
+"""What a browser does that blocks all cookies."""
+
+
 def test_a_link_holds_everything_but_own_pictures(
     playground: Callable[..., Visit], visit: Callable[..., Visit]
 ) -> None:

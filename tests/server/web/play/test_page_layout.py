@@ -29,6 +29,26 @@ def test_the_helm_is_in_sight_whatever_stands_above_it(playground: Callable[...,
         assert opened.uncovered(selector), selector
 
 
+def test_nothing_under_the_buttons_has_the_focus(playground: Callable[..., Visit]) -> None:
+    page = playground(viewport={"width": 1280, "height": 800}).page
+    page.locator("#question").focus()
+    seen: list[str] = []
+    while not seen or seen[-1] != "send":
+        page.keyboard.press("Tab")
+        name, covered = page.evaluate(FOCUSED)
+        assert not covered, name
+        seen.append(name)
+    assert {"asked-sage-think", "asked-opera"} <= set(seen)
+
+
+FOCUSED = """() => {
+    const [here, bar] = [document.activeElement, document.querySelector(".send")];
+    const under = here.getBoundingClientRect().bottom > bar.getBoundingClientRect().top;
+    return [here.id, under && !bar.contains(here)];
+}"""
+"""The id of the focused element, and whether Send and what stands beside it cover its lower end."""
+
+
 def test_the_page_is_light(playground: Callable[..., Visit]) -> None:
     weights = playground().page.evaluate(
         """Object.fromEntries(["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind))

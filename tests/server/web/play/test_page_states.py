@@ -59,7 +59,7 @@ def test_loading_is_told_with_how_far_it_is(
     page = opened.page
     page.goto(live(create_app(settings, runtime=runtime)) + path)
     page.get_by_text("Loading weights, 42 %").wait_for()
-    page.get_by_text("The model is still loading.").wait_for()
+    page.get_by_text("Loading the model").wait_for()
     assert page.locator("progress").get_attribute("value") == "0.42"
     assert page.evaluate(DOT) == colour(page, "--danger")
     assert page.locator("#send:enabled").count() == 0
