@@ -94,16 +94,11 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
 def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Reference], ours: list[torch.Tensor]) -> None:
     """Raise UnsupportedModel where logits (steps, vocabulary) of the prompts differ from those of the references."""
     single = not mllm.rounds
-    scales = [reference.exact.abs().max().clamp(min=1e-6) for reference in references]
-    plain = torch.stack(
-        [_distances(reference.plain, reference.exact) / s for reference, s in zip(references, scales, strict=True)]
-    )
-    errors = torch.stack(
-        [_distances(got, reference.exact) / s for got, reference, s in zip(ours, references, scales, strict=True)]
-    )
+    plain = torch.stack([_rms(_relative(reference.plain, reference.exact)) for reference in references])
+    errors = [_relative(got, reference.exact) for got, reference in zip(ours, references, strict=True)]
     most = TOLERANCE if single else max(HALF_TOLERANCE, MARGIN * float(plain.max()))
-    for prompt, reference, got, scale, rms in zip(prompts, references, ours, scales, errors, strict=True):
-        difference = (got - reference.exact).abs().amax(-1) / scale if single else rms  # (steps,)
+    for prompt, error in zip(prompts, errors, strict=True):
+        difference = error.abs().amax(-1) if single else _rms(error)  # (steps,)
         wrong = ~(difference <= most)
         if bool(wrong.any()):
             step = int(wrong.nonzero()[0])
@@ -113,17 +108,24 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
                 f"{float(difference[step]):.1e} of their range, first at {where}."
             )
     # Rounding may favour one step or one prompt; the mean over all of them characterises the model.
-    error, usual = (float(distances.square().mean().sqrt()) for distances in (errors, plain))
-    if not single and not error <= MARGIN * usual:
+    whole, usual = (
+        float(rms.square().mean().sqrt()) for rms in (torch.stack([_rms(error) for error in errors]), plain)
+    )
+    if not single and not whole <= MARGIN * usual:
         raise UnsupportedModel(
-            f"{mllm.name} cannot be served exactly in {mllm.quantization or mllm.dtype}: its logits are {error:.1e} of "
+            f"{mllm.name} cannot be served exactly in {mllm.quantization or mllm.dtype}: its logits are {whole:.1e} of "
             f"their range from those of float32, the plain model's {usual:.1e}."
         )
 
 
-def _distances(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return the root mean square difference (steps,) of logits (steps, vocabulary)."""
-    return (logits - exact).square().mean(-1).sqrt()
+def _relative(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return the differences (steps, vocabulary) of logits, relative to the largest exact one."""
+    return (logits - exact) / exact.abs().max().clamp(min=1e-6)
+
+
+def _rms(errors: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square (steps,) of errors (steps, vocabulary)."""
+    return errors.square().mean(-1).sqrt()
 
 
 def checked_prompts(mllm: MLLM) -> list[Prompt]:
