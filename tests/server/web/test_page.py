@@ -117,7 +117,7 @@ def test_a_word_shows_its_own_map(playground: Callable[..., Visit], demo: Flask)
     words.filter(has_text="star").click()  # kept after the pointer leaves
     page.mouse.move(5, 5)
     assert heat(page, 1) != attention
-    page.get_by_text("Baseline", exact=True).nth(1).click()
+    page.locator("#whose").get_by_text("Baseline").click()
     assert page.locator("#whose input:checked").get_attribute("value") == "baseline"
 
 
