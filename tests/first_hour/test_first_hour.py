@@ -43,7 +43,7 @@ UNREAL = {"helmsight eval toy": "the benchmark that docs/extending.md shows how 
 OF_VLLM = {
     "--max-num-seqs", "--max-model-len", "--limit-mm-per-prompt", "--gpu-memory-utilization", "--tensor-parallel-size",
     "--data-parallel-size", "--decode-context-parallel-size", "--api-server-count", "--enable-dbo",
-    "--kv-sharing-fast-prefill",
+    "--kv-sharing-fast-prefill", "--scheduler-cls",
 }  # fmt: skip
 """Options of `vllm serve`, which docs/vllm.md names beside Helmsight's own."""
 
