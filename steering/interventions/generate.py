@@ -208,17 +208,17 @@ def masked_features(inputs: Embedded, images: Sequence[ImageSpan], chosen: Seque
     """
     columns = [image.columns.cpu() for image in images]
     in_order = torch.cat(columns).sort().values
+    ranks = [torch.searchsorted(in_order, place) for place in columns]
 
     def masked(values: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Tensor:
         values = values.clone()
         for place, mask in zip(places, chosen, strict=True):
-            hidden, all_of_it = (to_device(part, values.device) for part in (place[mask.cpu()], place))
-            values[hidden] = values[all_of_it].mean(0)
+            values[to_device(place[mask.cpu()], values.device)] = values[to_device(place, values.device)].mean(0)
         return values
 
     def further(value: Any) -> Any:
         features = isinstance(value, torch.Tensor) and value.ndim == 2 and len(value) == len(in_order)
-        return masked(value, [torch.searchsorted(in_order, place) for place in columns]) if features else value
+        return masked(value, ranks) if features else value
 
     overlay = inputs.overlay
     if overlay is not None:

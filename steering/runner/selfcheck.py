@@ -96,9 +96,10 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
     single = not mllm.rounds
     plain = torch.stack([_rms(_relative(reference.plain, reference.exact)) for reference in references])
     errors = [_relative(got, reference.exact) for got, reference in zip(ours, references, strict=True)]
+    own = torch.stack([_rms(error) for error in errors])
     most = TOLERANCE if single else max(HALF_TOLERANCE, MARGIN * float(plain.max()))
-    for prompt, error in zip(prompts, errors, strict=True):
-        difference = error.abs().amax(-1) if single else _rms(error)  # (steps,)
+    for prompt, error, rms in zip(prompts, errors, own, strict=True):
+        difference = error.abs().amax(-1) if single else rms  # (steps,)
         wrong = ~(difference <= most)
         if bool(wrong.any()):
             step = int(wrong.nonzero()[0])
@@ -108,9 +109,7 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
                 f"{float(difference[step]):.1e} of their range, first at {where}."
             )
     # Rounding may favour one step or one prompt; the mean over all of them characterises the model.
-    whole, usual = (
-        float(rms.square().mean().sqrt()) for rms in (torch.stack([_rms(error) for error in errors]), plain)
-    )
+    whole, usual = (float(rms.square().mean().sqrt()) for rms in (own, plain))
     if not single and not whole <= MARGIN * usual:
         raise UnsupportedModel(
             f"{mllm.name} cannot be served exactly in {mllm.quantization or mllm.dtype}: its logits are {whole:.1e} of "

@@ -81,9 +81,9 @@ class Server:
     """One vLLM server.
 
     `running` counts the rows of the answers that it works on; `well` is True while it answers, `lost_at` the time on the
-    monotonic clock when it last ceased to, and `heard_at` that of the last message of one of its streams. `vet`
-    compares the answers of a server before it is used, also where it comes
-    back, as it may be another one; it raises UnsupportedModel.
+    monotonic clock when it last ceased to, and `heard_at` that of the last message of one of its streams. `vet` compares
+    the answers of a server before it is used, also where it comes back, as it may be another one; it raises
+    UnsupportedModel.
     """
 
     def __init__(self, url: str, key: str | None = None):

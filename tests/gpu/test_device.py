@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import warnings
@@ -23,7 +22,7 @@ GROWTH = 2**20
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_kernels_agree_with_float64(dtype: str) -> None:
     command = [sys.executable, "-m", "tests.steering.triton.kernel_checks", f"torch.{dtype}"]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

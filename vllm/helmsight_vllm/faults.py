@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from helmsight_vllm.plan import name_in
+from helmsight_vllm.plan import name_of
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +116,3 @@ class Faults:
         """Return which of the runner's requests have failed since the last call."""
         untold, self._untold = self._untold, set()
         return [request for request, state in requests.items() if name_of(state) in untold] if untold else []
-
-
-def name_of(state: Any) -> str | None:
-    """Return the name by which the answer to a request of the runner fails; None for one without a plan."""
-    params = state.sampling_params
-    return None if params is None else name_in(params.extra_args)

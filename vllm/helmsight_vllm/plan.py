@@ -36,10 +36,16 @@ def plan_in(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return data if isinstance(data, Mapping) else None
 
 
-def name_in(extra: Mapping[str, Any] | None) -> str | None:
-    """Return the name by which the plan in `extra_args` fails, that of its pair if it has one; None without a plan."""
-    data = plan_in(extra)
-    return None if data is None else str(data.get("pair") or data.get("number"))
+def plan_of(request: Any) -> Mapping[str, Any] | None:
+    """Return the plan of a request, as vLLM's scheduler or runner holds it; None without one."""
+    params = request.sampling_params
+    return None if params is None else plan_in(params.extra_args)
+
+
+def name_of(request: Any) -> str | None:
+    """Return the name by which the answer to a request fails, that of its pair if it has one; None without a plan."""
+    plan = plan_of(request)
+    return None if plan is None else str(plan.get("pair") or plan.get("number"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name by which it fails, which both sides of a pair share, as `name_in` reads it."""
+        """The name by which it fails, which both sides of a pair share, as `name_of` reads it."""
         return str(self.pair or self.number)
 
     @property

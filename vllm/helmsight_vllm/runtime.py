@@ -13,11 +13,11 @@ from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_
 from helmsight_vllm.answer import Answer
 from helmsight_vllm.arrays import sent
 from helmsight_vllm.attention import AttentionReader, method_of
-from helmsight_vllm.faults import Chosen, Faults, Part, name_of
+from helmsight_vllm.faults import Chosen, Faults, Part
 from helmsight_vllm.layers import decoder_layers, extend, observe, splits
 from helmsight_vllm.looks import MapLook, Span
 from helmsight_vllm.masks import chosen_by_picture
-from helmsight_vllm.plan import Ints, Plan, plan_in
+from helmsight_vllm.plan import Ints, Plan, name_of, plan_of
 from helmsight_vllm.steps import Step, step_of
 from helmsight_vllm.table import AdditionTable
 
@@ -41,7 +41,7 @@ class Runtime:
             raise ValueError(f"helmsight-vllm finds {len(layers)} decoder layers of {self._layers} in this model.")
         self._attending = len(attentions)
         self.recurrent = self._attending < len(layers)
-        self.splits = all(splits(type(layer)) for layer in layers)
+        self.splits = all(map(splits, {type(layer) for layer in layers}))
         for number, layer in enumerate(layers):
             extend(layer, number, self.table.rows[number], self._rows)
         self.faults = Faults()
@@ -246,16 +246,14 @@ class Runtime:
                         raise RuntimeError(self.faults.errors[name])  # the other side of a pair
                     plan = Plan.of(state.sampling_params.extra_args)
                     if plan is not None:
-                        answer = Answer(plan, self.table, self._layers, self._width, self._attending)
-                        self.answers[request] = answer
+                        self.answers[request] = Answer(plan, self.table, self._layers, self._width, self._attending)
                 except Exception as error:
                     self.faults.fail(name, error)
         return self.answers[request]
 
     def _is_masked(self, request: str) -> bool:
         """Return True for a request whose plan has masks, on every rank alike."""
-        params = self._runner.requests[request].sampling_params
-        return params is not None and "mask" in (plan_in(params.extra_args) or {})
+        return "mask" in (plan_of(self._runner.requests[request]) or {})
 
     def _write(self, rows: Ints) -> None:
         """Write the rows of a step's tokens; a step without any writes only where one before has."""

@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from helmsight_vllm.faults import FAILED
-from helmsight_vllm.plan import plan_in
+from helmsight_vllm.plan import plan_of
 
 
 class PlainScheduler(Scheduler):
@@ -76,15 +76,10 @@ def _discarded(output: Any, identity: str) -> bool:
     return place is not None and bool(output.sampled_token_ids) and not output.sampled_token_ids[place]
 
 
-def _plan(request: Any) -> Any:
-    params = request.sampling_params
-    return (None if params is None else plan_in(params.extra_args)) or {}
-
-
 def _is_paired(request: Any) -> bool:
-    return "pair" in _plan(request)
+    return "pair" in (plan_of(request) or {})
 
 
 def _changes_keys(request: Any) -> bool:
     """Return True for an answer whose keys differ from a plain one's, and so lack something where it failed."""
-    return not _plan(request).keys().isdisjoint({"steering", "think"})
+    return not {"steering", "think"}.isdisjoint(plan_of(request) or {})

@@ -28,7 +28,7 @@ TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 @dataclass(frozen=True)
 class Small:
-    """How a family's small checkpoint differs from that of other tests: in its text and vision config.
+    """A family's small checkpoint, which differs from that of other tests in its text and vision config.
 
     cannot: what the plugin does not offer for it.
     """
