@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,6 +38,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be loaded as, besides "auto"."""
 
 QUANTIZATIONS = get_args(Quantization)
+QUANTIZED_NAME = re.compile(r"(weight|proj)_(scale|packed|block|zero)")
+"""The names of tensors that belong to a quantized weight."""
+DEQUANTIZED = ("fp8", "compressed-tensors", "mxfp4")
+"""The quantization methods of checkpoints whose weights transformers can turn back into floating-point numbers."""
 
 DeviceMap = str | Mapping[str, str | int | torch.device]
 """The placement of a model: "auto", or a device for each of its modules by name."""
@@ -65,13 +70,14 @@ def load(
     several: "auto" over all GPUs, or a device for each module by name, as accelerate reads it. With `tensor_parallel` N this
     process, which torchrun has started as one of N, loads its share of every layer; the engines of the others follow that of
     the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in 8-bit integers from
-    its engine's self-check on, which compares them with the original ones. `unread`, the model's fingerprint or "", skips
-    reading its weights, for callers that only need its structure: they are uninitialised memory, or none on the device
-    "meta", which is enough to prepare requests. `chat_template` is a file with a Jinja template in place of its own.
-    `calibrations` is the folder with models' calibrations, the user's by default. No code from the checkpoint is run.
+    its engine's self-check on, which compares them with the original ones; a checkpoint's own quantized weights are read as
+    the numbers that they stand for. `unread`, the model's fingerprint or "", skips reading its weights, for callers that
+    only need its structure: they are uninitialised memory, or none on the device "meta", which is enough to prepare
+    requests. `chat_template` is a file with a Jinja template in place of its own. `calibrations` is the folder with models'
+    calibrations, the user's by default. No code from the checkpoint is run.
 
-    Raises UnsupportedModel when the model's structure cannot be served, there is no such device or dtype, or it has no chat
-    template; OSError when the files are missing.
+    Raises UnsupportedModel when the model's structure cannot be served, weights are missing or quantized otherwise, there is
+    no such device or dtype, or it has no chat template; OSError when the files are missing.
     """
     path = embedded() if path is None else located(path, local_files_only)
     _refuse_arguments(dtype, device, device_map, tensor_parallel, quantization)
@@ -87,6 +93,8 @@ def load(
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(path, **options)
     refuse_structure(config)
+    if quantized := quantization_of(config):  # projections that are fused, and hooks, need numbers
+        config.quantization_config = {**quantized, "dequantize": True}
     if tensor_parallel > 1:
         refuse_split(config, tensor_parallel)
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
@@ -167,15 +175,31 @@ def _found(device: str | torch.device) -> torch.device:
 
 
 def _read_weights(path: str | Path, **options: Any) -> Any:
-    """Build a checkpoint's model with its weights; raise UnsupportedModel where these differ in size from its config's."""
+    """Build a checkpoint's model with its weights.
+
+    Raises UnsupportedModel where these differ in size from those that its config states, where some are missing, which
+    transformers would draw at random, and where it would skip scales of quantized ones.
+    """
     try:
-        return AutoModelForImageTextToText.from_pretrained(path, use_safetensors=True, **options)
+        model, info = AutoModelForImageTextToText.from_pretrained(
+            path, use_safetensors=True, output_loading_info=True, **options
+        )
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
         raise UnsupportedModel(
             f"The weights of {path} differ in size from those that its config.json states."
         ) from error
+    if missing := sorted(info["missing_keys"]):
+        raise UnsupportedModel(
+            f"The weights of {path} are incomplete: {len(missing)} are missing, such as {missing[0]}."
+        )
+    if skipped := sorted(filter(QUANTIZED_NAME.search, info["unexpected_keys"])):
+        raise UnsupportedModel(
+            f"The weights of {path} are quantized in a form that transformers does not read: {skipped[0]} and "
+            f"{len(skipped) - 1} more tensors would be left out."
+        )
+    return model
 
 
 def _build_empty(path: str | Path, config: Any, device: torch.device, options: dict[str, Any]) -> Any:
@@ -186,6 +210,7 @@ def _build_empty(path: str | Path, config: Any, device: torch.device, options: d
         )
     with suppress(OSError):  # a checkpoint without such a file
         model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=options["local_files_only"])
+    model.config.__dict__.pop("quantization_config", None)
     if device.type != "meta":
         model.to_empty(device="cpu").tie_weights()
     return model
@@ -217,8 +242,12 @@ def joined(size: int) -> Ranks:
 
 
 def refuse_split(config: Any, size: int) -> None:
-    """Raise UnsupportedModel for a model whose heads or neurons cannot be divided among `size` processes."""
+    """Raise UnsupportedModel for a model whose heads, neurons or weights cannot be divided among `size` processes."""
     text = config.get_text_config()
+    if quantization_of(config):
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served by {size} processes together: its quantized weights cannot be divided."
+        )
     if getattr(text, "num_experts", 0) or getattr(text, "num_local_experts", 0):
         raise UnsupportedModel(
             f"{config.model_type} cannot be served by {size} processes together: its experts cannot be divided."
@@ -269,12 +298,19 @@ def _store_weights_by_column(decoder: nn.Module) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
+def quantization_of(config: Any) -> dict[str, Any] | None:
+    """Return the settings by which a checkpoint's weights were quantized, None where they were not."""
+    text = config.get_text_config()
+    return getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+
+
 def refuse_structure(config: Any) -> None:
     """Raise UnsupportedModel, by the config alone, for models without images or unfit for the slot KV pool.
 
-    The self-check catches the rest.
+    Weights that transformers cannot turn back into numbers are refused, too; the self-check catches the rest.
     """
     text = config.get_text_config()
+    quantized = quantization_of(config)
     held = {
         "full_attention",
         "sliding_attention",
@@ -299,5 +335,10 @@ def refuse_structure(config: Any) -> None:
         reason = "its layers have different numbers of attention heads"
     elif getattr(config, "image_token_id", None) is None:
         reason = "its config names no token that stands for the features of images"
+    elif isinstance(quantized, dict) and quantized.get("quant_method") not in DEQUANTIZED:
+        reason = (
+            f"its weights are quantized by {quantized.get('quant_method')}; only unquantized ones are served, and those "
+            f"quantized by {', '.join(DEQUANTIZED)}, as the numbers that they stand for"
+        )
     if reason:
         raise UnsupportedModel(f"{config.model_type} cannot be served: {reason}.")

@@ -104,7 +104,7 @@ def build_published(name: str, folder: Path) -> Path:
         file = folder / published.template
         content = json.loads(file.read_text()) if file.is_file() else {}
         _write(file, content | {"chat_template": spec.template})
-    return folder
+    return folder if published.quantization is None else published.quantization.apply(folder)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.families.family import Json
 from tests.families.parts import SIGLIP
+from tests.families.published.quantized import FP8_BLOCKS, FP8_WHOLE, Quantization
 from tests.families.registry import ALL
 
 _QWEN35: Json = {
@@ -39,8 +40,8 @@ class Published:
     `text` replaces keys of the language model's config, None leaves one out; `flat` puts them at the top, as older
     files have it; `top` is beside them. `image_processor` and `processor` work like `text`. `eos` are the names of the
     end tokens in generation_config.json. `template` is the file that has the chat template, None where there is none.
-    `shards` lays the weights out in several files with an index. `told` are the settings that are named in the table,
-    and `refused` is what its refusal must say.
+    `shards` lays the weights out in several files with an index, `quantization` quantizes them. `told` are the settings that
+    are named in the table, and `refused` is what its refusal must say.
     """
 
     family: str
@@ -52,6 +53,7 @@ class Published:
     eos: tuple[str, ...] = ()
     template: str | None = "chat_template.jinja"
     shards: bool = False
+    quantization: Quantization | None = None
     told: str = ""
     refused: str | None = None
 
@@ -71,6 +73,11 @@ PUBLISHED: Mapping[str, Published] = {
         template="chat_template.json", shards=True,
         told="the same; a window of 32,768 that is switched off",
     ),
+    "Qwen/Qwen2.5-VL-7B-Instruct-AWQ": Published(
+        "qwen2_5_vl",
+        top={"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}},
+        told="AWQ, 4 bits", refused="its weights are quantized by awq",
+    ),
     "Qwen/Qwen2.5-VL-3B-Instruct": Published(
         "qwen2_5_vl",
         _QWEN2 | {"rope_parameters": None, "rope_scaling": _MROPE, "tie_word_embeddings": True},
@@ -86,6 +93,15 @@ PUBLISHED: Mapping[str, Published] = {
         },
         top={"tie_word_embeddings": True}, eos=("<|im_end|>", "<|endoftext|>"), template="chat_template.json",
         told="interleaved mrope, DeepStack, tied embeddings",
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct-FP8": Published(
+        "qwen3_vl",
+        {
+            "rope_parameters": None, "rope_theta": 5e6,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [3, 3, 2], "rope_type": "default"},
+        },
+        eos=("<|im_end|>", "<|endoftext|>"), template="chat_template.json", quantization=FP8_BLOCKS,
+        told="the same, untied; FP8 with a scale for each block of a weight",
     ),
     "llava-hf/llava-1.5-7b-hf": Published(
         "llava",
@@ -168,7 +184,7 @@ PUBLISHED: Mapping[str, Published] = {
             "rope_parameters": _YARN
             | {"factor": 16.0, "rope_theta": 1e9, "original_max_position_embeddings": 16384},
         },
-        told="queries scaled by their position",
+        quantization=FP8_WHOLE, told="queries scaled by their position; FP8 with a scale for each weight",
     ),
     "mistralai/Mistral-Small-4-119B-2603": Published(
         "mistral4",
