@@ -55,9 +55,16 @@ class Clients:
     """
 
     def __init__(
-        self, server: Served | Inside, plain: Plain, kinds: Sequence[Kind], half: bool = False, strict: bool = True
+        self,
+        server: Served | Inside,
+        plain: Plain,
+        kinds: Sequence[Kind],
+        half: bool = False,
+        strict: bool = True,
+        tolerance: float = EXACT,
     ):
         self.server, self.plain, self.kinds, self.half, self.strict = server, plain, kinds, half, strict
+        self.tolerance = tolerance
         self.wrong: list[str] = []
         self.asked = self.left = self.ties = self.refused = 0
         self._sessions = local()
@@ -135,7 +142,7 @@ class Clients:
         if answer.status != expected.status:
             yield f"status {answer.status}: {answer.body}"
         elif not self.half:
-            yield from differences(expected.body, answer.body, EXACT)
+            yield from differences(expected.body, answer.body, self.tolerance)
         else:
             pairs = list(zip(answers_in(expected.body), answers_in(answer.body), strict=True))
             parted = [first_parting(one, other) for one, other in pairs]
