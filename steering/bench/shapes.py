@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
 from steering.decoder import attention
-from steering.model.checkpoint import embedded
+from steering.model.checkpoint.folder import embedded
 from steering.model.mllm import MLLM, fingerprint_of
 from steering.model.processing.processor import load_processor
 from steering.vectors.vector import PREFERENCE, SteeringVector

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -16,12 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
-from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForImageTextToText,
-    GenerationConfig,
-)
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from steering.decoder import attention, int8
@@ -29,7 +22,8 @@ from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
 from steering.model import calibration
 from steering.model.chat.template_file import read_template, set_template
-from steering.model.checkpoint import embedded, located
+from steering.model.checkpoint.folder import embedded, located
+from steering.model.checkpoint.weights import build_empty, is_quantized, read_weights, unreadable
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processing.processor import load_processor, missing_package
 from steering.recurrent import layers
@@ -38,10 +32,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be loaded as, besides "auto"."""
 
 QUANTIZATIONS = get_args(Quantization)
-QUANTIZED_NAME = re.compile(r"(weight|proj)_(scale|packed|block|zero)")
-"""The names of tensors that belong to a quantized weight."""
-DEQUANTIZED = ("fp8", "compressed-tensors", "mxfp4")
-"""The quantization methods of checkpoints whose weights transformers can turn back into floating-point numbers."""
 
 DeviceMap = str | Mapping[str, str | int | torch.device]
 """The placement of a model: "auto", or a device for each of its modules by name."""
@@ -93,8 +83,6 @@ def load(
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(path, **options)
     refuse_structure(config)
-    if quantized := quantization_of(config):  # projections that are fused, and hooks, need numbers
-        config.quantization_config = {**quantized, "dequantize": True}
     if tensor_parallel > 1:
         refuse_split(config, tensor_parallel)
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
@@ -106,9 +94,9 @@ def load(
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
         if unread is None:
-            model = _read_weights(path, config=config, device_map=device_map, **options)
+            model = read_weights(path, config, device_map=device_map, **options)
         else:
-            model = _build_empty(path, config, device, options)
+            model = build_empty(path, config, device, **options)
     except ImportError as error:
         raise UnsupportedModel(missing_package(f"The model of {path}", str(error))) from error
     model = model.eval().requires_grad_(False)
@@ -174,48 +162,6 @@ def _found(device: str | torch.device) -> torch.device:
     return device
 
 
-def _read_weights(path: str | Path, **options: Any) -> Any:
-    """Build a checkpoint's model with its weights.
-
-    Raises UnsupportedModel where these differ in size from those that its config states, where some are missing, which
-    transformers would draw at random, and where it would skip scales of quantized ones.
-    """
-    try:
-        model, info = AutoModelForImageTextToText.from_pretrained(
-            path, use_safetensors=True, output_loading_info=True, **options
-        )
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise UnsupportedModel(
-            f"The weights of {path} differ in size from those that its config.json states."
-        ) from error
-    if missing := sorted(info["missing_keys"]):
-        raise UnsupportedModel(
-            f"The weights of {path} are incomplete: {len(missing)} are missing, such as {missing[0]}."
-        )
-    if skipped := sorted(filter(QUANTIZED_NAME.search, info["unexpected_keys"])):
-        raise UnsupportedModel(
-            f"The weights of {path} are quantized in a form that transformers does not read: {skipped[0]} and "
-            f"{len(skipped) - 1} more tensors would be left out."
-        )
-    return model
-
-
-def _build_empty(path: str | Path, config: Any, device: torch.device, options: dict[str, Any]) -> Any:
-    """Build a checkpoint's model with uninitialised weights, which take no physical memory until they are written."""
-    with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(
-            config, dtype=options["dtype"], attn_implementation=options["attn_implementation"]
-        )
-    with suppress(OSError):  # a checkpoint without such a file
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=options["local_files_only"])
-    model.config.__dict__.pop("quantization_config", None)
-    if device.type != "meta":
-        model.to_empty(device="cpu").tie_weights()
-    return model
-
-
 def joined(size: int) -> Ranks:
     """Return this process's rank among the `size` that torchrun has started; the first call connects them.
 
@@ -244,7 +190,7 @@ def joined(size: int) -> Ranks:
 def refuse_split(config: Any, size: int) -> None:
     """Raise UnsupportedModel for a model whose heads, neurons or weights cannot be divided among `size` processes."""
     text = config.get_text_config()
-    if quantization_of(config):
+    if is_quantized(config):
         raise UnsupportedModel(
             f"{config.model_type} cannot be served by {size} processes together: its quantized weights cannot be divided."
         )
@@ -298,19 +244,12 @@ def _store_weights_by_column(decoder: nn.Module) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
-def quantization_of(config: Any) -> dict[str, Any] | None:
-    """Return the settings by which a checkpoint's weights were quantized, None where they were not."""
-    text = config.get_text_config()
-    return getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-
-
 def refuse_structure(config: Any) -> None:
     """Raise UnsupportedModel, by the config alone, for models without images or unfit for the slot KV pool.
 
     Weights that transformers cannot turn back into numbers are refused, too; the self-check catches the rest.
     """
     text = config.get_text_config()
-    quantized = quantization_of(config)
     held = {
         "full_attention",
         "sliding_attention",
@@ -335,10 +274,7 @@ def refuse_structure(config: Any) -> None:
         reason = "its layers have different numbers of attention heads"
     elif getattr(config, "image_token_id", None) is None:
         reason = "its config names no token that stands for the features of images"
-    elif isinstance(quantized, dict) and quantized.get("quant_method") not in DEQUANTIZED:
-        reason = (
-            f"its weights are quantized by {quantized.get('quant_method')}; only unquantized ones are served, and those "
-            f"quantized by {', '.join(DEQUANTIZED)}, as the numbers that they stand for"
-        )
+    elif unread := unreadable(config):
+        reason = unread
     if reason:
         raise UnsupportedModel(f"{config.model_type} cannot be served: {reason}.")

@@ -27,7 +27,7 @@ from steering.errors import RequestError
 from steering.forwards import own_forwards
 from steering.model.calibration import Calibration
 from steering.model.chat.template import ChatTemplate
-from steering.model.checkpoint import end_id_of, generation_defaults_of, settings_of, stop_ids_of
+from steering.model.checkpoint.folder import end_id_of, generation_defaults_of, settings_of, stop_ids_of
 from steering.model.embedded import Embedded, Overlay
 from steering.model.encoder import PictureEncoder
 from steering.model.following.additions import Additions

@@ -73,7 +73,7 @@ LOADERS = {
 }
 """Files that load or inspect a checkpoint, for Helmsight's own engine or in front of vLLM; no others know which serves."""
 WORDS = {"Auto", "Criterion", "Gate", "GateTerm", "Gated", "NumberCondition", "TextBounds", "conditioned"}
-"""What requests are made of, for any engine: it stands in the protocol."""
+"""The parts of requests for any engine, which stand in the protocol."""
 
 
 def test_the_server_knows_an_engine_by_its_protocol_alone() -> None:

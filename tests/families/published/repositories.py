@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.families.family import Json
 from tests.families.parts import SIGLIP
-from tests.families.published.quantized import FP8_BLOCKS, FP8_WHOLE, Quantization
+from tests.families.published.quantized import AWQ, FP8_BLOCKS, FP8_WHOLE, Quantization
 from tests.families.registry import ALL
 
 _QWEN35: Json = {
@@ -75,8 +75,9 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "Qwen/Qwen2.5-VL-7B-Instruct-AWQ": Published(
         "qwen2_5_vl",
-        top={"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}},
-        told="AWQ, 4 bits", refused="its weights are quantized by awq",
+        _QWEN2 | {"rope_parameters": None, "rope_scaling": _MROPE},
+        flat=True, image_processor=_PIXELS | {"size": None}, eos=("<|im_end|>", "<|endoftext|>"),
+        template="chat_template.json", quantization=AWQ, told="the same; AWQ",
     ),
     "Qwen/Qwen2.5-VL-3B-Instruct": Published(
         "qwen2_5_vl",

@@ -155,7 +155,7 @@ def upgrade(day: Day) -> None:
 EVENTS: list[tuple[int, int, Callable[[Day], None]]] = [
     (2, 7, probe), (8, 9, use), (10, 12, calibrate), (12, 13, rotate), (16, 17, restart), (18, 19, judge), (20, 21, upgrade),
 ]  # fmt: skip
-"""What happens from which hour on, and before which hour's requests begin."""
+"""The events of the day, from which hour on, and before which hour's requests begin."""
 
 
 def walk(folder: Path, count: int) -> Iterator[Day]:

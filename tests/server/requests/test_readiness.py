@@ -1,4 +1,4 @@
-"""What a model lacks: said in the log of the start, on its page, in the metrics and in each preset that does without."""
+"""A model's gaps are said in the log of the start, on its page, in the metrics and in each preset that does without."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_sage_does_without_is_said_by_preset_answer_and_journal(
 
 
 def test_the_facts_of_a_model_name_the_same_parts(engine: steering.Engine) -> None:
-    """As `doctor` reads them, which starts no server."""
+    """Read them as `doctor` does, which starts no server."""
     local = LocalEngine(engine)
     serving = Serving.of(local, Settings(vectors=()))
     there = measured(local.capabilities, serving.store)

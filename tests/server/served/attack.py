@@ -23,7 +23,7 @@ from tests.server.served.serving import Plain, serving
 PHASES = 4
 """Sets of pictures: one that is new in one round is known in a later one."""
 TOLERANCE = 2e-4
-"""Of the embedded model, whose logits are steep: 5e-5 nats, and one sign in the `gains` of Generate."""
+"""The rounding of the embedded model, whose logits are steep: 5e-5 nats, and one sign in the `gains` of Generate."""
 
 
 def main(words: list[str] | None = None) -> int:

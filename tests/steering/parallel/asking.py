@@ -27,7 +27,7 @@ from steering.interventions.published.opera import OperaSteering
 from steering.interventions.published.vista import VistaSteering
 from steering.model.alarm import Alarm
 from steering.model.calibration import FILE, Calibration
-from steering.model.checkpoint import embedded
+from steering.model.checkpoint.folder import embedded
 from steering.protocol import readout
 from tests import families
 from tests.families import registry

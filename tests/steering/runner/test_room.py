@@ -58,7 +58,7 @@ def test_slots_are_as_many_as_fit_beside_the_caches(
 def test_the_largest_prefill_has_room_beside_the_slots(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a pass takes at most is counted by torch's profiler."""
+    """Torch's profiler counts the most memory that a pass takes."""
     reserved: list[int] = []
 
     def noting(*given: Any) -> KVPool:

@@ -71,7 +71,7 @@ class Passed:
 
 @dataclass
 class Spanned:
-    """What is added and damped.
+    """The additions and dampings of an answer.
 
     Deltas by class (layers, classes, d) and for generated tokens (layers, d), and Think's options.
     """

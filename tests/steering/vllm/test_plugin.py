@@ -1,4 +1,4 @@
-"""What the plugin for vLLM has of its own, because it imports nothing of Helmsight, agrees with what Helmsight has.
+"""The copies that the plugin for vLLM has, because it imports nothing of Helmsight, agree with Helmsight's.
 
 Nothing here needs vLLM: these modules of the plugin are plain torch and pydantic.
 """

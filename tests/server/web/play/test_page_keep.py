@@ -114,7 +114,7 @@ def test_without_storage_everything_else_works(playground: Callable[..., Visit])
 
 NO_STORAGE = """for (const name of ["sessionStorage", "localStorage", "indexedDB"])
     Object.defineProperty(window, name, { get() { throw new DOMException("Access is denied.", "SecurityError"); } });"""
-"""What a browser does that blocks all cookies."""
+"""A browser that blocks all cookies does this."""
 
 
 def test_a_link_holds_everything_but_own_pictures(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ QUANTIZATIONS = {
     "fp8, a scale for a weight": quantized.FP8_WHOLE,
     "compressed-tensors, float8": quantized.COMPRESSED_FP8,
     "compressed-tensors, 4 bits": quantized.COMPRESSED_INT4,
+    "awq": quantized.AWQ,
+    "gptq": quantized.GPTQ,
+    "gptq, 8 bits, inputs reordered": quantized.GPTQ_REORDERED,
     "mxfp4": quantized.MXFP4,
 }
 
@@ -42,12 +46,23 @@ def test_quantized_weights_are_read_as_the_numbers_that_they_stand_for(
     built = steering.load(tmp_path / "quantized", unread=read.fingerprint)
     assert built.model.config.to_dict() == read.model.config.to_dict()
     assert not hasattr(read.model.config, "quantization_config")
+    assert read.model.generation_config.to_dict() == meant.model.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("method", ["awq", "one of later"])
-def test_other_quantizations_are_refused(method: str, root: Path, tmp_path: Path) -> None:
-    other = Quantization(quantized.whole, {"quant_method": method, "bits": 4})
-    with pytest.raises(steering.UnsupportedModel, match=f"quantized by {method}; only unquantized ones"):
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        (
+            {"quant_method": "one of later"},
+            "by one of later; only unquantized ones are read, and those quantized by fp8",
+        ),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "by awq in another layout than gemm"),
+        ({"quant_method": "gptq", "bits": 3}, "by gptq with other than 2, 4 or 8 bits"),
+    ],
+)
+def test_other_quantizations_are_refused(stated: dict[str, Any], reason: str, root: Path, tmp_path: Path) -> None:
+    other = Quantization(quantized.whole, stated)
+    with pytest.raises(steering.UnsupportedModel, match=reason):
         steering.load(other.apply(copied(root, tmp_path / "model")))
 
 

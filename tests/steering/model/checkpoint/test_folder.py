@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import steering
-from steering.model import checkpoint
+from steering.model.checkpoint import folder as checkpoint
 
 
 def test_the_embedded_model_ships_with_the_package() -> None:
     assert (checkpoint.embedded() / "model.safetensors").is_file()
-    assert checkpoint.embedded() == Path(__file__).parents[3] / "demo" / "checkpoint"
+    assert checkpoint.embedded() == Path(__file__).parents[4] / "demo" / "checkpoint"
 
 
 def test_a_missing_embedded_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
