@@ -6,7 +6,7 @@ weight (out, in) as (in, out), `qzeros` the levels of zero and `scales` the step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 
 METHODS = ("awq", "gptq")
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The places in which AWQ puts 8 levels of 4 bits into an integer of 32, from its low end."""
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+"""The places of 8 levels within an integer of AWQ's, from its low end."""
 
 
 def unreadable(stated: Mapping[str, Any]) -> str | None:
@@ -42,25 +42,25 @@ def unpack(
     read: Any = _awq if stated["quant_method"] == "awq" else _gptq
     for name in [name.removesuffix("qweight") for name in tensors if name.endswith(".qweight")]:
         parts = {part: tensors.pop(name + part, None) for part in ("qweight", "qzeros", "scales", "g_idx")}
-        tensors[name + "weight"] = read(stated, **parts).t().to(dtype).contiguous()
+        tensors[name + "weight"] = read(stated, **parts).to(dtype).contiguous()
     return tensors
 
 
-def _levels(packed: torch.Tensor, bits: int, places: Iterable[int], dim: int) -> torch.Tensor:
-    """Return what integers of 32 bits hold along a dimension, in order."""
-    shifts = bits * torch.tensor(list(places), dtype=torch.int32)
-    spread = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)
-    return spread.movedim(-1, dim + 1).flatten(dim, dim + 1)
+def _levels(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the levels in rows of integers, (rows, columns * 32 / bits) in uint8, from the low end of each."""
+    shifts = bits * torch.arange(8 // bits, dtype=torch.uint8)
+    return ((packed.contiguous().view(torch.uint8).unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(1)
 
 
 def _awq(
     stated: Mapping[str, Any], qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, **_: Any
 ) -> torch.Tensor:
-    """Return a weight (in, out) in float32."""
-    levels, zeros = (_levels(packed, 4, AWQ_PLACES, 1) for packed in (qweight, qzeros))
-    group = len(levels) // len(scales)
-    steps, zeros = (of.repeat_interleave(group, 0) for of in (scales.float(), zeros))
-    return (levels - zeros) * steps
+    """Return a weight (out, in) in float32."""
+    levels, zeros = (
+        _levels(packed, 4).unflatten(1, (-1, 8))[..., AWQ_PLACES].flatten(1) for packed in (qweight, qzeros)
+    )
+    groups = levels.unflatten(0, (len(scales), -1)).float()
+    return ((groups - zeros[:, None]) * scales[:, None]).flatten(0, 1).t()
 
 
 def _gptq(
@@ -70,11 +70,10 @@ def _gptq(
     scales: torch.Tensor,
     g_idx: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return a weight (in, out) in float32; `g_idx` is the group of each input, where these were reordered."""
-    bits = stated["bits"]
-    levels = _levels(qweight, bits, range(32 // bits), 0)
-    zeros = _levels(qzeros, bits, range(32 // bits), 1)
+    """Return a weight (out, in) in float32; `g_idx` is the group of each input, where these were reordered."""
+    levels, zeros = _levels(qweight.t(), stated["bits"]), _levels(qzeros, stated["bits"])
     if stated.get("checkpoint_format", "gptq") != "gptq_v2":
-        zeros = (zeros + 1) & (2**bits - 1)  # the first version holds them less one
-    groups = torch.arange(len(levels)) // (len(levels) // len(scales)) if g_idx is None else g_idx.long()
-    return (levels - zeros[groups]) * scales.float()[groups]
+        zeros = (zeros + 1) & (2 ** stated["bits"] - 1)  # the first version holds them less one
+    inputs = levels.shape[1]
+    groups = torch.arange(inputs) // (inputs // len(scales)) if g_idx is None else g_idx.long()
+    return (levels.float() - zeros.t()[:, groups]) * scales.t()[:, groups]
