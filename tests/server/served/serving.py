@@ -40,6 +40,7 @@ IMPATIENT = Path(__file__).parent / "impatient"
 """Folder whose `sitecustomize.py` lets compiling run beside tests, not behind them."""
 READY = 300
 """Seconds that each replica may take to start on a busy machine."""
+_JOURNALS = tempfile.TemporaryDirectory(prefix="helmsight-journals-")
 COMPILING = 1800
 """Seconds that compiling all steps may take."""
 
@@ -50,7 +51,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
         "model": str(folder),
         "name": NAME,
         "vectors": (str(folder / "vectors"),),
-        "journal": str(folder / "plain.db"),
+        "journal": os.path.join(_JOURNALS.name, f"{str(folder).replace(os.sep, '-')}.db"),
     }
 
 
