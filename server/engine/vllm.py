@@ -21,7 +21,7 @@ from server.engine.launched import LaunchedServer, command_of, free_port
 from server.engine.progress import Tell
 from server.settings import Settings
 from steering import SteeringVector, VectorStore
-from steering.errors import Fault, UnsupportedModel
+from steering.errors import Fault
 from steering.front.input_processor import Limits
 from steering.model.calibration_files import CalibrationFiles
 from steering.vllm.client import VllmClient
@@ -117,10 +117,6 @@ def _loaded(settings: Settings, tell: Tell, urls: tuple[str, ...], launched: Lau
         computed = aside.submit(_reference, settings)
         tell("computing the plain model's answers", None)
         mllm = unread.result()
-        if mllm.recurrent_layers:
-            raise UnsupportedModel(
-                f"{mllm.name} has linear attention or short convolutions, which the plugin of vLLM does not know."
-            )
         reference, vector = computed.result()
     tell("waiting for vLLM", None)
     facts = wait_for(servers, launched)

@@ -36,11 +36,12 @@ def build(
     specials: tuple[str, ...] = (),
     layers: int | None = None,
     text: Json | None = None,
+    vision: Json | None = None,
 ) -> Path:
     """Write the checkpoint of `family` with weights drawn from `seed` into `folder`, and return `folder`.
 
-    specials: more special tokens. layers: the decoder's number of layers, where it is not the family's. text: changes of
-    the text model's config.
+    specials: more special tokens. layers: the decoder's number of layers, where it is not the family's. text, vision:
+    changes of the configs of the text model, whose embeddings the whole model ties, and of the vision encoder.
     """
     spec = replace(ALL[family], specials=(*ALL[family].specials, *specials))
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,6 +50,8 @@ def build(
     if layers is not None:
         config["text_config"] |= {"num_hidden_layers": layers}
     config["text_config"] |= text or {}
+    config |= {key: value for key, value in (text or {}).items() if key == "tie_word_embeddings"}
+    config["vision_config"] = config.get("vision_config", {}) | (vision or {})
     model_type = config.pop("model_type")
     _written(AutoConfig.for_model(model_type, **config), spec, tokenizer, folder, seed)
     return folder

@@ -88,13 +88,13 @@ def asked(client: FlaskClient, *parts: str, **fields: Any) -> Any:
     return response.json
 
 
-def close(one: Any, other: Any) -> bool:
+def close(one: Any, other: Any, tolerance: float = 1e-4) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= 1e-4 * max(1.0, abs(other))
+        return abs(one - other) <= tolerance * max(1.0, abs(other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(close(one[key], other[key], tolerance) for key in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(close, one, other))
+        return len(one) == len(other) and all(close(*pair, tolerance) for pair in zip(one, other, strict=True))
     return bool(one == other)
 
 

@@ -22,6 +22,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {"head_dim": 32},
 }  # fmt: skip
 """By family, how its text model differs from that of other tests: vLLM's kernel for CPUs takes heads of 32 at least."""
+RECURRENT: dict[str, Any] = {
+    "text": {
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "conv_dim": 64,
+        "block_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "vision": {"vision_use_head": False},
+}
+"""What LFM2-VL has: one head, since vLLM's rotary kernel for CPUs rotates only the first."""
 
 PIXELS = 84 * 84
 """The pixels of the tests' pictures."""
@@ -29,7 +40,8 @@ PIXELS = 84 * 84
 
 def made(family: str, folder: Path) -> Path:
     """Return the folder of a family's model with a vector and a calibration."""
-    built = families.build(family, folder, layers=LAYERS, text=FAMILIES[family])
+    changes = RECURRENT if family == "lfm2_vl" else {"text": FAMILIES[family]}
+    built = families.build(family, folder, layers=LAYERS, **changes)
     name_as_published(built)
     keep_sizes(built)
     mllm, drawn = steering.load(built, device="cpu"), torch.Generator().manual_seed(0)
@@ -46,6 +58,6 @@ def keep_sizes(folder: Path) -> None:
     """Let pictures of the tests keep their size: Pillow, here, and torchvision, in vLLM, resize slightly differently."""
     file = folder / "preprocessor_config.json"
     config = json.loads(file.read_text())
-    if "longest_edge" in config["size"]:
+    if "longest_edge" in config.get("size", {}):
         config["size"]["longest_edge"] = PIXELS
         file.write_text(json.dumps(config))

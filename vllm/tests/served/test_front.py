@@ -173,6 +173,32 @@ def test_the_catalogue_names_the_engine(there: FlaskClient) -> None:
     assert "sage.see" in card["unsupported"]
 
 
+def test_a_model_with_recurrent_layers_is_served_without_contrasts(work: Path) -> None:
+    folder = made("lfm2_vl", work / "recurrent")
+    own = steering.Engine(steering.load(folder, device="cpu"), slots=4, threads=1)
+    here = create_app(Settings(model=str(folder), journal="off"), engine=own).test_client()  # type: ignore[arg-type]
+    own.start()
+    with served(folder, work, "--enforce-eager") as url, front(folder, url) as app:
+        there = app.test_client()
+        fields = {"max_tokens": 12, "temperature": 0, "diagnostics": {"include": ["decay", "drift"]}}
+        for more in (
+            {},
+            {"steering": {"toward": "text", "strength": 1.0}},
+            {"sage": {"see": None, "think": {}, "generate": None}},
+        ):
+            got, expected = (
+                ask(client, data_uri(), "What is at the top?", **fields, **more) for client in (there, here)
+            )
+            assert got.status_code == expected.status_code == 200, got.text
+            (got,), (expected,) = got.json["choices"], expected.json["choices"]
+            assert got["message"] == expected["message"]
+            assert close(got["diagnostics"], expected["diagnostics"], 5e-3)
+        refused = ask(there, data_uri(), "What is at the top?", contrast={"kind": "vcd"})
+        assert refused.status_code == 400
+        assert refused.json["error"]["param"] == "contrast.kind"
+    own.stop()
+
+
 def test_answers_of_a_killed_server_come_from_another(model: Path, work: Path, url: Address, here: FlaskClient) -> None:
     with served(model, work, "--enforce-eager") as other, front(model, url, other) as app:
         engine: Any = app.extensions["helmsight"].runtime.loaded.engine
