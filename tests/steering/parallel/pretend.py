@@ -26,6 +26,7 @@ _WAITING = {"_local_scalar_dense": 1, "nonzero": 1, "masked_select": 1, "equal":
 _PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
 _libraries: list[torch.library.Library] = []
 _watched: list[list[str]] = []
+_apart: list[bool] = []
 _devices: list[torch.device] = []
 
 
@@ -152,8 +153,10 @@ def _run(op: Any, name: str, of_tensors: frozenset[int], *args: Any, **kwargs: A
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    if isinstance(target, Pretend) != isinstance(source, Pretend) and source.numel() and not non_blocking:
-        _wait(1)
+    if isinstance(target, Pretend) != isinstance(source, Pretend) and source.numel():
+        if _apart:
+            raise RuntimeError("A capture copies between the CPU and a device: each replay reads what lies there then.")
+        _wait(not non_blocking)
     _plain(target).copy_(_plain(source))
     return target
 
@@ -170,6 +173,16 @@ def watch() -> Iterator[list[str]]:
         yield lines
     finally:
         _watched.remove(lines)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Raise for every copy between the CPU and a device, non-blocking ones included."""
+    _apart.append(True)
+    try:
+        yield
+    finally:
+        _apart.pop()
 
 
 def _wait(times: int) -> None:

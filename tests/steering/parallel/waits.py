@@ -6,7 +6,7 @@ It runs in a process of its own, because the pretended devices stay.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,14 +20,15 @@ from steering.accel.cuda_graphs import DecodeGraphs
 from steering.model.images import is_text_input
 from steering.model.mllm import MLLM
 from steering.prompt.layout import build_prompt
+from steering.triton.capture import Captured
 from tests import families
 from tests.steering.accel.test_cuda_graphs import again
 from tests.steering.parallel import pretend
 from tests.steering.parallel.asking import requests
 from tests.steering.triton.reference import pooled
 
-IN_GRAPHS = ("plain", "text only", "steered until", "see, transferred", "looking")
-"""The requests whose prompts also run in graphs, as captures refuse to wait, and nothing around them should."""
+IN_GRAPHS = ("plain", "text only", "steered until", "see, transferred", "looking", "projected out", "dola", "vista")
+"""The requests that also run in graphs, as captures refuse to wait and copy nothing, and nothing around them should."""
 FORKED = ("qwen2_vl", "qwen3_5")
 """The families of which a prompt is copied, too: with keys and values alone, and with recurrent states."""
 
@@ -66,13 +67,21 @@ def waits(model: Path) -> dict[str, Any]:
 def first_in_graphs(mllm: MLLM, request: Request, **options: int) -> tuple[list[str], int]:
     """Return the lines that waited in the first step of a request whose prompt is in a graph, and how many graphs ran."""
     engine = steering.Engine(mllm, slots=2, max_length=512, self_check=False, **options)
-    graphs = DecodeGraphs(mllm, captures=lambda: again)
+    graphs = DecodeGraphs(mllm, captures=lambda: captured)
     engine.core.runner.passes.use(graphs)
     with patch.object(prompt_graphs, "PATIENCE", 0), patch.object(prompt_step, "pooled", pooled):
         waited(engine, request)  # whose results are compared
         taken = graphs.prompts.taken
         first, *_ = waited(engine, request, most=1)
     return first, graphs.prompts.taken - taken
+
+
+def captured(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+    """Return a capture of a call that copies nothing to or from the device."""
+    run()  # fills caches
+    with pretend.apart():
+        run()
+    return again(run, device)
 
 
 def first_steps(mllm: MLLM, chat: list[dict[str, Any]], n: int = 1) -> list[list[str]]:
