@@ -77,10 +77,10 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
 
 
 class StandIns(ImageLoader):
-    """A loader that fetches nothing: a gray picture stands for each remote one."""
+    """A loader that fetches nothing: a gray picture stands for each remote one that a chat would fetch."""
 
     def load(self, url: str, param: str) -> Image.Image:
-        if not is_remote(url):
+        if not is_remote(url) or not self.settings.allow_remote_images:
             return super().load(url, param)
         self.check()
         self.count_image()

@@ -91,8 +91,9 @@ def refuse(body: Mapping[str, Any], names: Collection[str]) -> None:
 
 def unknown(name: str, here: str | None) -> BadRequest:
     """Return the error for a field that has another name here, or none."""
-    meant = f"did you mean '{here}'?" if here else "a request has one answer."
-    return BadRequest(f"'{name}' is unknown; {meant}", name, "unknown_parameter")
+    one = "; a request has one answer." if name == "n" else " here."
+    meant = f"; did you mean '{here}'?" if here else one
+    return BadRequest(f"'{name}' is unknown{meant}", name, "unknown_parameter")
 
 
 def as_text(value: Any, place: str) -> str:

@@ -227,6 +227,12 @@ def test_what_anthropic_s_diagnostics_ask_of_its_cache_is_ignored(client: FlaskC
     assert "diagnostics" in both
 
 
+def test_a_field_of_chats_that_messages_lack_is_not_refused_for_several_answers(client: FlaskClient) -> None:
+    for name, meant in (("n", "; a request has one answer."), ("store", " here."), ("logprobs", " here.")):
+        error = client.post("/v1/messages", json=message({"type": "text", "text": "a"}, **{name: 1})).json["error"]
+        assert (error["message"], error["param"]) == (f"'{name}' is unknown{meant}", name)
+
+
 def test_fields_that_nothing_reads_are_listed(client: FlaskClient) -> None:
     body = {
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "mood": "good"}]}],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from flask import Flask
 from flask.testing import FlaskClient
 
 import steering
@@ -78,7 +80,8 @@ def test_a_dry_run_leaves_the_way_of_auto_open(open_client: FlaskClient) -> None
         assert (refused.status_code, problem(refused)[2]) == (400, "steering.auto.bound")
 
 
-def test_a_dry_run_takes_a_whole_chat_request_and_counts_its_images(open_client: FlaskClient) -> None:
+def test_a_dry_run_takes_a_whole_chat_request_and_counts_its_images(make_app: Callable[..., Flask]) -> None:
+    open_client = make_app(allow_remote_images=True).test_client()
     content = [{"type": "image_url", "image_url": {"url": "https://host.invalid/a.png"}}] * 2
     messages = [{"role": "user", "content": content}]
     for number, status in ((2, 200), (3, 400)):
@@ -114,6 +117,14 @@ def test_errors_of_a_dry_run_are_those_of_a_chat(steering: Any, open_client: Fla
     chat, dry = ask(open_client, steering=steering), validate(open_client, steering=steering)
     assert (dry.status_code, dry.json) == (chat.status_code, chat.json)
     assert dry.status_code == 400
+
+
+def test_a_dry_run_refuses_the_remote_image_that_a_chat_refuses(open_client: FlaskClient) -> None:
+    content = [{"type": "image_url", "image_url": {"url": "https://host.invalid/a.png"}}]
+    body = {"messages": [{"role": "user", "content": content}]}
+    chat, dry = open_client.post("/v1/chat/completions", json=body), validate(open_client, **body)
+    assert (dry.status_code, dry.json) == (chat.status_code, chat.json)
+    assert problem(dry)[:2] == (400, "remote_images_disabled")
 
 
 @pytest.mark.parametrize(

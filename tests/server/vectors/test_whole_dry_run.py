@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 
 import steering
@@ -144,7 +146,8 @@ def test_toward_vision_without_an_image_is_warned_of(open_client: FlaskClient) -
         assert answer["choices"][0]["applied"]["steering"][0]["warning"] is None
 
 
-def test_nothing_is_generated_and_nothing_fetched(open_client: FlaskClient, engine: steering.Engine) -> None:
+def test_nothing_is_generated_and_nothing_fetched(make_app: Callable[..., Flask], engine: steering.Engine) -> None:
+    open_client = make_app(allow_remote_images=True).test_client()
     validate(open_client, steering=True)  # measures the model's magnitudes, once
     before = engine.stats()
     away = {"type": "image_url", "image_url": {"url": "https://host.invalid/a.png"}}
