@@ -22,7 +22,8 @@ Top = Sequence[tuple[int, float]]
 class RemoteAnswer:
     """An answer from its request to its last output.
 
-    `server` works on it, None while it waits; `avoided` have lost it. One thread reads its stream; any may cancel it.
+    `server` works on it, None while it waits; `avoided` have lost it, and `waited` is True once it was put
+    back to wait for any of them. One thread reads its stream; any may cancel it.
     """
 
     def __init__(self, sequence: Answered, body: Body, stop_ids: Collection[int]):
@@ -32,6 +33,7 @@ class RemoteAnswer:
         self.rows = sequence.rows
         self.server: Server | None = None
         self.avoided: list[Server] = []
+        self.waited = False
         self.ended: Ended | None = None
         self.reused = 0
         self.cancelled = False

@@ -47,7 +47,7 @@ class VllmClient(Client):
 
     At most `slots` answers, counted with their twins, run on all servers at once, as many as these run if that is less;
     `max_waiting` and `max_wait` are those of an engine. An answer whose server is lost before anything of it was put out
-    runs again on another one.
+    runs again on another one, or on the first that is back.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class VllmClient(Client):
                 isinstance(lost, ServerLost) and not answer.cancelled
             ):  # the stream of a cancelled answer breaks off here
                 server.lose(lost)
-            if not answer.cancelled and answer.retriable and self._retry(answer, server):
+            if not answer.cancelled and answer.retriable and self._retry(answer, server, lost):
                 return
             error = lost
         except RequestError as refusal:
@@ -274,18 +274,25 @@ class VllmClient(Client):
             self._bins["inter_token_seconds"].add((now - last) / count)
             self._rate.step((now - last) / count, 0)
 
-    def _retry(self, answer: RemoteAnswer, server: Server) -> bool:
-        """Put an answer back at the head of the queue; return False where no other server is well."""
+    def _retry(self, answer: RemoteAnswer, server: Server, lost: SteeringError) -> bool:
+        """Put an answer back at the head of the queue; return False where it is not to be asked again.
+
+        Where no other server is well, it waits for the first one to be back, once: it may be what ends the servers.
+        """
         with self._lock:
             answer.avoided.append(server)
-            if not any(other not in answer.avoided for other in self.servers.well):
+            if answer.waited:
                 return False
+            if not any(other not in answer.avoided for other in self.servers.well):
+                if isinstance(lost, AnswerFailed):
+                    return False
+                answer.waited = True
             self._release(answer)
             answer.restart()
             self._scheduler.retry_alone([answer.sequence])
             self._set_slots()
             self._dispatch()
-        log.warning("an answer is sent to another server, as %s has failed it", server.url)
+        log.warning("an answer is asked for again, as %s has failed it", server.url)
         return True
 
     def _release(self, answer: RemoteAnswer) -> None:

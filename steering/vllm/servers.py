@@ -270,12 +270,13 @@ class Servers:
         return sum(server.slots for server in self._servers if server.well)
 
     def take(self, rows: int, home: bytes, avoided: Sequence[Server] = ()) -> Server | None:
-        """Return the server for an answer of so many rows, which it counts as running; None where none is left.
+        """Return the server for an answer of so many rows, which it counts as running; None where none is well.
 
         The first choice is the answer's home, by rendezvous hashing of what its cache would know (Thaler and Ravishankar
-        1996), as long as that has free slots; else the one with the most free slots.
+        1996), as long as that has free slots; else the one with the most free slots. One of those avoided is taken where no
+        other one is well.
         """
-        able = [server for server in self._servers if server.well and server not in avoided]
+        able = [server for server in self.well if server not in avoided] or self.well
         if not able:
             return None
         chosen = max(able, key=lambda server: hashlib.blake2b(home + server.url.encode(), digest_size=8).digest())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -58,6 +59,40 @@ def test_answers_wait_for_the_only_server_for_a_while(
     with pytest.raises(Fault, match="No vLLM server"):
         waiting.result()
     assert len(fake.asked) == 1
+
+
+def test_an_answer_of_the_only_server_is_asked_for_again_unless_something_was_sent(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    release = threading.Event()
+    killed = serve(answer=scripted(wait=release))
+    client = connect(killed)
+    streamed = client.submit(ASKED)
+    next(iter(streamed))
+    with ThreadPoolExecutor(1) as thread:
+        whole = thread.submit(client.generate, [ASKED])
+        wait_for(lambda: len(killed.asked) == 2)
+        killed.stop()
+        with pytest.raises(Fault, match="broke off"):
+            streamed.result()
+        wait_for(lambda: client.stats()["waiting"] == 1)
+        release.set()
+        back = serve(answer=scripted(), port=killed.server.server_port)
+        assert [tokens_of(result) for result in whole.result()] == [list(range(40, 60))]
+    assert len(back.asked) == 1
+
+
+def test_an_answer_that_breaks_off_on_the_only_server_is_asked_for_twice(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be what ends the server."""
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    fake = serve(answer=scripted(5, end=False))
+    client = connect(fake)
+    with pytest.raises(Fault, match="ended the stream"):
+        client.generate([ASKED])
+    assert len(fake.asked) == 2
 
 
 def test_a_server_whose_stream_goes_on_is_not_lost_by_looks_that_it_misses(
