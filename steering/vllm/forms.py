@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from steering.errors import Inapplicable
 from steering.interventions.contrast import Icd, Vcd, noise_seed
 from steering.interventions.generate import Generate, Mask, can_mask_pixels
 from steering.interventions.steer import NAME as STEERING
@@ -116,6 +117,12 @@ def _write_icd(spec: Spec, mllm: MLLM) -> dict[str, Any]:
 
 def _write_generate(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     generate: Any = spec.asked[Generate.name()]
+    if not can_mask_pixels(spec.prompt.inputs, spec.prompt.layout.images):  # the plugin masks no features
+        raise Inapplicable(
+            "'sage.generate' is not supported by this server's engine, vLLM, where a picture's tokens are no patches.",
+            param="sage.generate",
+            code="unsupported_value",
+        )
     images = [image.columns.tolist() for image in spec.prompt.layout.images]
     layers = list(range(mllm.num_layers - mllm.focus_layers, mllm.num_layers))
     mask = {"top": generate.top, "refresh": generate.refresh, "images": images, "layers": layers}

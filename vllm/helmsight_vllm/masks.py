@@ -53,7 +53,7 @@ def maskable(inputs: Any, tokens: Sequence[int]) -> bool:
     """Return True where the pictures' tokens, so many of each, are patches of their pixel values."""
     items = inputs.get("mm_kwargs", {}).get("image", ())
     return len(items) == len(tokens) and all(
-        item is not None and GRID in item and len(item[PIXELS].data) % count == 0
+        item is not None and GRID in item and item[PIXELS].data.ndim == 2 and len(item[PIXELS].data) % count == 0
         for item, count in zip(items, tokens, strict=True)
     )
 

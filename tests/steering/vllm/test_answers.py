@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,10 @@ from steering import (
     Until,
     VectorStore,
 )
+from steering.prompt.layout import build_prompt
+from steering.vllm.forms import FORMS
+from tests import families
+from tests.steering.conftest import LoadMLLM
 from tests.steering.parallel.asking import STEPS, chat, differences, picture, requests, said
 from tests.steering.vllm.conftest import Connect, Serve
 
@@ -149,6 +154,17 @@ def test_what_a_server_can_do_in_part_is_refused_by_the_rest(
     with pytest.raises(Inapplicable) as refused:
         connect(serve()).submit(request)
     assert refused.value.param == field
+
+
+@pytest.mark.parametrize("family", ["paddleocr_vl", "llava_next"])
+def test_generate_is_refused_where_a_pictures_tokens_are_no_patches(family: str, load_mllm: LoadMLLM) -> None:
+    mllm = load_mllm(family)
+    spec: Any = SimpleNamespace(
+        asked={Generate.name(): Generate()}, prompt=build_prompt(mllm, families.example_messages(family, 1))
+    )
+    with pytest.raises(Inapplicable, match="no patches") as refused:
+        FORMS[Generate.name()].write(spec, mllm)
+    assert refused.value.param == "sage.generate"
 
 
 def test_forced_tokens_exclude_what_acts_on_them_one_by_one(serve: Serve, connect: Connect) -> None:

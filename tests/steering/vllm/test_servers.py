@@ -86,9 +86,8 @@ def test_an_answer_of_the_only_server_is_asked_for_again_unless_something_was_se
 def test_an_answer_that_breaks_off_on_the_only_server_is_asked_for_twice(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be what ends the server."""
     monkeypatch.setattr(client_module, "EVERY", 0.02)
-    fake = serve(answer=scripted(5, end=False))
+    fake = serve(answer=scripted(5, end=False))  # it may be the answer that ends the server
     client = connect(fake)
     with pytest.raises(Fault, match="ended the stream"):
         client.generate([ASKED])

@@ -42,7 +42,7 @@ CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/core/sched/scheduler.py", "Scheduler"): (
         "update_from_output", "requests", "running", "finish_requests", "kv_cache_manager",
     ),
-    ("v1/core/sched/async_scheduler.py", "AsyncScheduler"): ("_update_request_with_output",),
+    ("v1/core/sched/async_scheduler.py", "AsyncScheduler"): ("_update_after_schedule",),
     ("v1/core/kv_cache_manager.py", "KVCacheManager"): ("evict_blocks", "get_block_ids", "block_pool"),
     ("v1/core/block_pool.py", "BlockPool"): ("null_block",),
     ("v1/engine/__init__.py", "EngineCoreOutput"): ("request_id", "new_token_ids", "finish_reason"),
@@ -139,7 +139,8 @@ def _missing_attributes(vllm: Path) -> Iterator[str]:
 def _missing_arguments(vllm: Path) -> Iterator[str]:
     for (file, path), arguments in FUNCTIONS.items():
         scope, _, name = path.rpartition(".")
-        body = _classes(vllm / file)[scope].body if scope else _tree(vllm / file).body
+        owner = _classes(vllm / file).get(scope) if scope else _tree(vllm / file)
+        body = [] if owner is None else owner.body
         functions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         found = [node for node in functions if node.name == name]
         if not found:

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helmsight_vllm import answers
 from helmsight_vllm.answers import Answers
 from helmsight_vllm.body import AnswerBody
 from helmsight_vllm.inputs import Refused
+from helmsight_vllm.masks import GRID, maskable
+from helmsight_vllm.noise import PIXELS
 from PIL import Image
 
 IDS = [5, 6, 7]
@@ -130,3 +133,10 @@ def test_the_event_loop_is_free_while_pictures_are_computed(monkeypatch: pytest.
     answered(body_of(images=["a picture"], twin={"rule": RULE, **other}), engine)
     assert found
     assert all(found)
+
+
+def test_pictures_are_masked_only_where_pixel_values_are_a_row_for_each_patch() -> None:
+    """PaddleOCR-VL has its patches as (patches, channels, height, width), which a mask would take for other pixels."""
+    for shape, right in (((16, 588), True), ((16, 3, 14, 14), False), ((15, 588), False)):
+        item = {GRID: None, PIXELS: SimpleNamespace(data=torch.zeros(shape))}
+        assert maskable({"mm_kwargs": {"image": [item]}}, [4]) == right
